@@ -1,0 +1,59 @@
+// Packing rules of an SFB message. A message is a dense row-major matrix with one row per sample
+//
+//     [ x (N elements) | d (M elements) | flag (1 element) ]
+//
+// in the factors' wire dtype, so the allgather of all ranks' messages holds x_all and d_all as strided blocks in rank order
+// and needs no unpacking.
+//
+// The flag element is an unsigned integer of the element's width, NOT a number of that dtype: as a float it would be a
+// denormal, which conversion or arithmetic may flush. Write it after any dtype conversion. Flags sit in the first row of each
+// rank's block and are 0 elsewhere. A rank with flags but no rows sends one row of zeros, which adds nothing to d^T x.
+//
+// Pure functions on host memory, any thread. No alignment is required. For a message on a device, copy its flag column to
+// the host and use the functions with a layout of {0, 0}, whose rows are the flag alone.
+#ifndef POSEIDON_CORE_FACTOR_LAYOUT_H_
+#define POSEIDON_CORE_FACTOR_LAYOUT_H_
+
+#include <cstdint>
+#include <string>
+
+#include "core/dtype.h"
+#include "core/status.h"
+
+namespace poseidon {
+
+// This rank holds a gradient of weight / bias that its factors do not cover; all ranks follow up with an allreduce.
+constexpr uint32_t kFlagExtraWeight = 1u << 0;
+constexpr uint32_t kFlagExtraBias = 1u << 1;
+
+// Horovod's collectives count elements in an int.
+constexpr int64_t kMaxCollectiveElements = (int64_t{1} << 31) - 2;
+
+// Offsets and widths in elements.
+struct FactorLayout {
+  int64_t in_features = 0;   // N
+  int64_t out_features = 0;  // M
+
+  int64_t x_offset() const { return 0; }
+  int64_t d_offset() const { return in_features; }
+  int64_t flag_offset() const { return in_features + out_features; }
+  int64_t row_elements() const { return in_features + out_features + 1; }
+};
+
+// Rows of the message of a rank that has `rows` rows of factors.
+int64_t MessageRows(int64_t rows, uint32_t flags);
+
+// Writes the flag column of a whole message: `flags` in the first row, 0 in the others. `rows` is MessageRows(). x and d are
+// left alone, so the caller zeroes the row of a message that has none.
+void WriteFlag(void* message, int64_t rows, uint32_t flags, const FactorLayout& layout, DType dtype);
+
+// OR of the flag column. Reads all rows: where a rank's block starts is not needed.
+uint32_t ReadFlags(const void* gathered, int64_t total_rows, const FactorLayout& layout, DType dtype);
+
+// kInvalidArgument if the gathered message of `total_rows` (all ranks) is too large for one collective. Every rank must
+// see the same total_rows, or only some would fail.
+Status CheckElementCount(int64_t total_rows, const FactorLayout& layout, const std::string& name);
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_CORE_FACTOR_LAYOUT_H_

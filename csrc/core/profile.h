@@ -1,0 +1,68 @@
+// What the profiling step (step 0) saw of every gradient on one rank, its encoding for the allgather, and the merge of all
+// ranks' profiles, from which rank 0 of the process set selects. Pure functions, any thread.
+#ifndef POSEIDON_CORE_PROFILE_H_
+#define POSEIDON_CORE_PROFILE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/status.h"
+
+namespace poseidon {
+
+struct TensorProfile {
+  std::string name;
+  std::vector<int64_t> shape;            // of the parameter; [M out features, N in features] for a linear weight
+  DType dtype = DType::kFloat32;         // of the gradient
+  bool is_linear_weight = false;         // candidate for SFB: used as the weight of at least one linear call
+  bool has_bias = false;                 // some such call had a bias
+  DType factor_dtype = DType::kFloat32;  // of x and d; under autocast not the gradient's
+  int64_t rows = 0;                      // K: rows this rank fed, over all calls and passes of the step
+  int64_t calls = 0;
+  bool used = false;         // got a gradient in this step
+  bool sparse = false;       // that gradient was sparse
+  bool sfb_allowed = false;  // the guard's verdict on this rank
+  std::string reason;        // why not; empty if allowed
+};
+
+struct RankProfile {
+  uint64_t settings_hash = 0;  // of settings_text, or of more than it shows
+  std::string settings_text;   // one "key=value" per line; quoted in the error when ranks differ
+  std::vector<TensorProfile> tensors;
+};
+
+struct MergedTensor {
+  TensorProfile base;                  // of the first rank that used the tensor (rank 0 if none did); is_linear_weight is the OR
+                                       // over the ranks that used it. Its rows, calls and verdict are that rank's own.
+  std::vector<int64_t> rows_by_rank;   // index: rank in the process set
+  int64_t global_rows = 0;             // sum over ranks; K*P of the cost model
+  int64_t max_rank_rows = 0;
+  bool sfb_allowed = false;  // no rank that used the tensor objects, and at least one used it
+  std::string reason;        // the first objection, "rank 1: ..."; empty if allowed
+  bool sparse = false;       // on any rank
+};
+
+struct MergedProfile {
+  std::vector<MergedTensor> tensors;  // in the order of every rank's RankProfile::tensors
+};
+
+// Elements of a tensor of this shape; INT64_MAX if that does not fit.
+int64_t NumElements(const std::vector<int64_t>& shape);
+// "[4096, 25088]"
+std::string ShapeText(const std::vector<int64_t>& shape);
+
+std::vector<uint8_t> EncodeProfile(const RankProfile& profile);
+// kInvalidArgument for anything that EncodeProfile of this version did not write; *out is then unspecified.
+Status DecodeProfile(const void* data, size_t size, RankProfile* out);
+
+// kInvalidArgument when ranks differ in settings or in the list of (name, shape, dtype), in order: names the first
+// difference, both ranks and both values. Ranks that merely used a layer differently (factor dtype, bias) are no error: SFB is
+// not allowed for that tensor. A rank that did not use a tensor in this step has no say in its verdict.
+Status MergeProfiles(const std::vector<RankProfile>& by_rank, MergedProfile* out);
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_CORE_PROFILE_H_

@@ -1,0 +1,57 @@
+// The choice of a scheme per tensor: a pure function of the merged profile and the settings, run by rank 0 of the process
+// set only; the other ranks take its plan (plan.h). Any thread.
+#ifndef POSEIDON_CORE_SELECTOR_H_
+#define POSEIDON_CORE_SELECTOR_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/profile.h"
+#include "core/scheme.h"
+#include "core/status.h"
+
+namespace poseidon {
+
+struct SelectorSettings {
+  Policy policy = Policy::kBytes;
+  int size = 1;            // ranks of the process set
+  bool fp16_wire = false;  // compression: gradients and factors travel in float16
+};
+
+struct TensorDecision {
+  std::string name;
+  Scheme scheme = Scheme::kAllreduce;
+  double allreduce_bytes = 0;  // sent by one rank in one step, mean over ranks (cost_model.h); the dense size if sparse
+  double sfb_bytes = -1;       // same unit; negative: SFB is not applicable
+  int64_t global_rows = 0;     // seen in the profiling step
+  std::string reason;          // why this scheme, for the report
+  bool request_refused = false;  // the user asked for another scheme, which cannot be: the caller warns with `reason`
+};
+
+struct OverrideRule {
+  std::string name;  // exactly a parameter's name
+  SchemeOverride value = SchemeOverride::kAuto;
+};
+
+// One value per name, kAuto where no rule names it; the last rule for a name wins. kInvalidArgument if a rule names no
+// tensor, since a misspelt name would otherwise be ignored silently.
+Status ResolveOverrides(const std::vector<OverrideRule>& rules, const std::vector<std::string>& names,
+                        std::vector<SchemeOverride>* out);
+
+// Rules, first match wins:
+//   sparse on any rank                                 -> kSparseAllgather
+//   one rank                                           -> kAllreduce
+//   override (or, without one, policy) kAllreduce      -> kAllreduce
+//   not a linear weight, or SFB not possible           -> kAllreduce, the reason says why
+//   override (or, without one, policy) kSfb            -> kSfb
+//   policy kBytes: sfb_bytes <= allreduce_bytes        -> kSfb, else kAllreduce
+// The last is BestScheme of Poseidon (section 3.2), with its `<=`, for the weight matrix alone: a bias is small and would
+// be on both sides. No rows at all in the profiling step say nothing of later steps: kAllreduce under kBytes.
+// overrides: one per tensor (missing ones count as kAuto).
+std::vector<TensorDecision> Select(const MergedProfile& profile, const std::vector<SchemeOverride>& overrides,
+                                   const SelectorSettings& settings);
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_CORE_SELECTOR_H_
