@@ -1,0 +1,63 @@
+#include "core/scheme.h"
+
+#include <initializer_list>
+
+namespace poseidon {
+namespace {
+
+// Parses against Name(), so that each spelling is written once.
+template <typename T>
+Status Parse(const char* what, const std::string& text, std::initializer_list<T> values, T* out) {
+  std::string good;
+  for (T value : values) {
+    if (text == Name(value)) {
+      *out = value;
+      return Status::OK();
+    }
+    good += (good.empty() ? "" : ", ") + std::string(Name(value));
+  }
+  return Status::InvalidArgument("unknown " + std::string(what) + " \"" + text + "\"; use one of: " + good);
+}
+
+}  // namespace
+
+const char* Name(Scheme scheme) {
+  switch (scheme) {
+    case Scheme::kAllreduce: return "allreduce";
+    case Scheme::kSfb: return "sfb";
+    case Scheme::kSparseAllgather: return "sparse_allgather";
+  }
+  return "unknown";
+}
+
+const char* Name(Policy policy) {
+  switch (policy) {
+    case Policy::kBytes: return "bytes";
+    case Policy::kAllreduce: return "allreduce";
+    case Policy::kSfb: return "sfb";
+  }
+  return "unknown";
+}
+
+const char* Name(SchemeOverride value) {
+  switch (value) {
+    case SchemeOverride::kAuto: return "auto";
+    case SchemeOverride::kAllreduce: return "allreduce";
+    case SchemeOverride::kSfb: return "sfb";
+  }
+  return "unknown";
+}
+
+Status ParseScheme(const std::string& text, Scheme* out) {
+  return Parse("scheme", text, {Scheme::kAllreduce, Scheme::kSfb, Scheme::kSparseAllgather}, out);
+}
+
+Status ParsePolicy(const std::string& text, Policy* out) {
+  return Parse("policy", text, {Policy::kBytes, Policy::kAllreduce, Policy::kSfb}, out);
+}
+
+Status ParseSchemeOverride(const std::string& text, SchemeOverride* out) {
+  return Parse("scheme override", text, {SchemeOverride::kAuto, SchemeOverride::kAllreduce, SchemeOverride::kSfb}, out);
+}
+
+}  // namespace poseidon

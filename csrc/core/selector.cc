@@ -1,0 +1,118 @@
+#include "core/selector.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "core/cost_model.h"
+#include "core/factor_layout.h"
+
+namespace poseidon {
+namespace {
+
+// Why SFB cannot carry this tensor; empty if it can.
+std::string Obstacle(const MergedTensor& tensor) {
+  const TensorProfile& base = tensor.base;
+  if (!base.is_linear_weight) return "not a linear weight";
+  if (!tensor.sfb_allowed) return tensor.reason;
+  if (base.shape.size() != 2 || NumElements(base.shape) == 0) return "weight of shape " + ShapeText(base.shape);
+  if (!IsFloating(base.factor_dtype)) return std::string("factors are ") + Name(base.factor_dtype);
+  const FactorLayout layout{base.shape[1], base.shape[0]};
+  if (Status status = CheckElementCount(tensor.global_rows, layout, base.name); !status.ok()) return status.message();
+  return {};
+}
+
+// Policy and override say the same thing once it is known which of them counts.
+Policy Wanted(SchemeOverride value, Policy policy) {
+  if (value == SchemeOverride::kAllreduce) return Policy::kAllreduce;
+  if (value == SchemeOverride::kSfb) return Policy::kSfb;
+  return policy;
+}
+
+void ChooseByBytes(const MergedTensor& tensor, const SelectorSettings& settings, TensorDecision* decision) {
+  if (tensor.global_rows == 0) {
+    decision->reason = "no rows in the profiling step";
+    return;
+  }
+  const TensorProfile& base = tensor.base;
+  const double break_even = SfbBreakEvenRows(base.shape[0], base.shape[1],
+                                             SizeOf(FactorWireDType(base.factor_dtype, settings.fp16_wire)),
+                                             SizeOf(AllreduceWireDType(base.dtype, settings.fp16_wire)));
+  const bool sfb = decision->sfb_bytes <= decision->allreduce_bytes;
+  decision->scheme = sfb ? Scheme::kSfb : Scheme::kAllreduce;
+  decision->reason = "bytes: " + std::to_string(tensor.global_rows) + " global rows, SFB sends fewer up to " +
+                     std::to_string(static_cast<int64_t>(std::floor(break_even)));
+}
+
+TensorDecision Decide(const MergedTensor& tensor, SchemeOverride value, const SelectorSettings& settings) {
+  const TensorProfile& base = tensor.base;
+  TensorDecision decision;
+  decision.name = base.name;
+  decision.global_rows = tensor.global_rows;
+  decision.allreduce_bytes =
+      AllreduceWireBytes(NumElements(base.shape), AllreduceWireDType(base.dtype, settings.fp16_wire), settings.size);
+
+  if (tensor.sparse) {
+    decision.scheme = Scheme::kSparseAllgather;
+    decision.request_refused = value != SchemeOverride::kAuto;
+    decision.reason = decision.request_refused
+                          ? std::string(Name(value)) + " was asked for but the gradient is sparse"
+                          : "sparse gradient";
+    return decision;
+  }
+  const std::string obstacle = Obstacle(tensor);
+  if (obstacle.empty()) {
+    decision.sfb_bytes = SfbWireBytes(base.shape[0], base.shape[1], tensor.global_rows,
+                                      FactorWireDType(base.factor_dtype, settings.fp16_wire), settings.size);
+  }
+  if (settings.size <= 1) {
+    decision.reason = "one rank";
+    return decision;
+  }
+  const Policy wanted = Wanted(value, settings.policy);
+  const char* asked_by = value == SchemeOverride::kAuto ? "policy" : "override";
+  if (wanted == Policy::kAllreduce) {
+    decision.reason = std::string(asked_by) + ": allreduce";
+  } else if (!obstacle.empty()) {
+    // Policy kSfb means "wherever it is possible": that a convolution is not a linear weight is nothing to warn of.
+    decision.request_refused = wanted == Policy::kSfb && (value == SchemeOverride::kSfb || base.is_linear_weight);
+    decision.reason =
+        decision.request_refused ? std::string(asked_by) + ": sfb was asked for but cannot be: " + obstacle : obstacle;
+  } else if (wanted == Policy::kSfb) {
+    decision.scheme = Scheme::kSfb;
+    decision.reason = std::string(asked_by) + ": sfb";
+  } else {
+    ChooseByBytes(tensor, settings, &decision);
+  }
+  return decision;
+}
+
+}  // namespace
+
+Status ResolveOverrides(const std::vector<OverrideRule>& rules, const std::vector<std::string>& names,
+                        std::vector<SchemeOverride>* out) {
+  out->assign(names.size(), SchemeOverride::kAuto);
+  for (const OverrideRule& rule : rules) {
+    const auto found = std::find(names.begin(), names.end(), rule.name);
+    if (found == names.end()) {
+      return Status::InvalidArgument("scheme override for \"" + rule.name + "\": no parameter has that name (" +
+                                     std::to_string(names.size()) + " parameters" +
+                                     (names.empty() ? "" : ", the first is \"" + names[0] + "\"") + ")");
+    }
+    (*out)[static_cast<size_t>(found - names.begin())] = rule.value;
+  }
+  return Status::OK();
+}
+
+std::vector<TensorDecision> Select(const MergedProfile& profile, const std::vector<SchemeOverride>& overrides,
+                                   const SelectorSettings& settings) {
+  std::vector<TensorDecision> decisions;
+  decisions.reserve(profile.tensors.size());
+  for (size_t i = 0; i < profile.tensors.size(); ++i) {
+    const SchemeOverride value = i < overrides.size() ? overrides[i] : SchemeOverride::kAuto;
+    decisions.push_back(Decide(profile.tensors[i], value, settings));
+  }
+  return decisions;
+}
+
+}  // namespace poseidon
