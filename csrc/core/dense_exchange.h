@@ -1,0 +1,51 @@
+// A dense gradient, or a group of them, through the transport's allreduce (Horovod's fused ring-allreduce).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/exchange.h"
+
+namespace poseidon {
+
+// What a dense exchange needs from the owner of the gradient. One object per gradient, reused from step to step.
+class DenseSource {
+ public:
+  virtual ~DenseSource() = default;
+
+  // Training or autograd thread. The gradient itself where it is contiguous and travels as it is, else a copy. The memory stays
+  // valid until the exchange ends.
+  virtual Status PrepareWire(Buffer* wire) = 0;
+
+  // True if the reduced copy must be brought back by RestoreFromWire (engine thread).
+  virtual bool needs_restore() const = 0;
+  virtual Status RestoreFromWire() = 0;
+};
+
+class DenseExchange final : public Exchange {
+ public:
+  struct Member {
+    std::string wire_name;
+    std::shared_ptr<DenseSource> source;
+  };
+
+  // One member is an ordinary allreduce; several are negotiated as a group, in this order on every rank.
+  DenseExchange(std::string name, std::vector<Member> members, const Reduction& reduction, int process_set, int size);
+
+  size_t member_count() const { return members_.size(); }
+
+ protected:
+  Status Begin(Engine& engine) override;
+  Status Advance(Engine& engine, Progress* progress) override;
+  bool cheap_advance() const override { return !restore_; }
+
+ private:
+  const std::vector<Member> members_;
+  const Reduction reduction_;
+  const int process_set_;
+  const int size_;
+  bool restore_ = false;  // some member needs it, this time
+};
+
+}  // namespace poseidon

@@ -1,0 +1,203 @@
+#include "core/engine.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace poseidon {
+
+namespace {
+
+std::string DescribePending(const std::vector<std::shared_ptr<Exchange>>& exchanges) {
+  constexpr int kMostNames = 5;
+  std::string names;
+  int pending = 0;
+  for (const auto& exchange : exchanges) {
+    if (exchange->state() != Exchange::State::kInFlight) continue;
+    if (pending++ < kMostNames) names += (names.empty() ? "" : ", ") + exchange->name();
+  }
+  if (pending > kMostNames) names += " and " + std::to_string(pending - kMostNames) + " more";
+  return names;
+}
+
+}  // namespace
+
+Engine::Engine(Transport* transport, Options options)
+    : transport_(transport), options_(std::move(options)), pid_(getpid()), thread_([this] { Run(); }) {}
+
+Engine::~Engine() { Stop(); }
+
+void Engine::Stop() {
+  if (getpid() != pid_) {  // forked: the thread stayed in the parent and joining it would never return
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  work_.notify_all();
+  finished_.notify_all();
+  if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) thread_.join();
+}
+
+Status Engine::Submit(const std::shared_ptr<Exchange>& exchange) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stopping_) return Status::Aborted("poseidon_hvd's engine has been stopped; " + exchange->name() + " was not sent.");
+  }
+  if (exchange->state() == Exchange::State::kInFlight) {
+    return Status::Internal(exchange->name() + " was submitted while still in flight.");
+  }
+  exchange->status_ = Status::OK();
+  exchange->failure_ = Status::OK();
+  exchange->failed_.store(false, std::memory_order_relaxed);
+  exchange->wire_ = WireCount{};
+  const Clock::time_point pack_begin = exchange->times_.pack_begin;
+  exchange->times_ = ExchangeTimes{};
+  exchange->times_.pack_begin = pack_begin;
+  exchange->times_.enqueued = Clock::now();
+  // One more than there are collectives, so that none of their completions can end it while Begin still runs.
+  exchange->outstanding_.store(1, std::memory_order_relaxed);
+  exchange->state_.store(Exchange::State::kInFlight, std::memory_order_release);
+  Status status = exchange->Begin(*this);
+  if (!status.ok()) {
+    exchange->outstanding_.store(0, std::memory_order_relaxed);
+    exchange->state_.store(Exchange::State::kIdle, std::memory_order_release);
+    return status;
+  }
+  OnCollectiveDone(exchange, Status::OK());
+  return Status::OK();
+}
+
+Completion Engine::CompletionOf(Exchange& exchange) {
+  exchange.outstanding_.fetch_add(1, std::memory_order_relaxed);
+  return [this, self = exchange.shared_from_this()](const Status& status) { OnCollectiveDone(self, status); };
+}
+
+void Engine::CancelCompletion(Exchange& exchange) { exchange.outstanding_.fetch_sub(1, std::memory_order_relaxed); }
+
+void Engine::OnCollectiveDone(const std::shared_ptr<Exchange>& exchange, const Status& status) {
+  if (!status.ok()) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!exchange->failed_.exchange(true)) exchange->failure_ = status;
+  }
+  if (exchange->outstanding_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  exchange->times_.wire_end = Clock::now();
+  if (exchange->failed_.load(std::memory_order_acquire)) {
+    Finish(*exchange, exchange->failure_);
+  } else if (exchange->cheap_advance()) {
+    Advance(exchange);
+  } else {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ready_.push_back(exchange);
+    }
+    work_.notify_one();
+  }
+}
+
+void Engine::Advance(const std::shared_ptr<Exchange>& exchange) {
+  Exchange::Progress progress = Exchange::Progress::kDone;
+  exchange->outstanding_.store(1, std::memory_order_relaxed);  // as in Submit
+  Status status = exchange->Advance(*this, &progress);
+  if (!status.ok() || progress == Exchange::Progress::kDone) {
+    exchange->outstanding_.store(0, std::memory_order_relaxed);
+    Finish(*exchange, std::move(status));
+  } else {
+    OnCollectiveDone(exchange, Status::OK());
+  }
+}
+
+void Engine::Finish(Exchange& exchange, Status status) {
+  const bool ok = status.ok();
+  exchange.times_.done = Clock::now();
+  exchange.status_ = std::move(status);
+  bool wake;
+  {
+    // Under the mutex, or a waiter could test the state, miss this change and sleep through the notification.
+    std::lock_guard<std::mutex> lock(mutex_);
+    exchange.state_.store(ok ? Exchange::State::kDone : Exchange::State::kFailed, std::memory_order_release);
+    wake = waiters_ > 0;
+  }
+  if (wake) finished_.notify_all();
+}
+
+void Engine::Run() {
+  pthread_setname_np(pthread_self(), "poseidon-engine");
+  if (options_.on_thread_start) options_.on_thread_start();
+  while (true) {
+    std::shared_ptr<Exchange> exchange;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      work_.wait(lock, [this] { return stopping_ || !ready_.empty(); });
+      if (stopping_) return;
+      exchange = std::move(ready_.front());
+      ready_.pop_front();
+    }
+    exchange->times_.rebuild_begin = Clock::now();
+    Advance(exchange);
+  }
+}
+
+Status Engine::Wait(const std::vector<std::shared_ptr<Exchange>>& exchanges, double* waited_seconds) {
+  const auto warn_every = std::chrono::duration<double>(options_.stall_warning_seconds);
+  std::vector<const Exchange*> open;
+  for (const auto& exchange : exchanges) {
+    if (exchange->state() == Exchange::State::kInFlight) open.push_back(exchange.get());
+  }
+  Clock::time_point since = Clock::now();
+  Clock::time_point warn_at = since + std::chrono::duration_cast<Clock::duration>(warn_every);
+  while (!open.empty()) {
+    bool stopped = false;
+    bool stalled = false;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      ++waiters_;
+      const auto progressed = [&] {
+        return stopping_ || std::any_of(open.begin(), open.end(),
+                                        [](const Exchange* e) { return e->state() != Exchange::State::kInFlight; });
+      };
+      if (options_.stall_warning_seconds > 0) {
+        stalled = !finished_.wait_until(lock, warn_at, progressed);
+      } else {
+        finished_.wait(lock, progressed);
+      }
+      --waiters_;
+      stopped = stopping_;
+    }
+    const Clock::time_point now = Clock::now();
+    const Exchange* ended = nullptr;
+    open.erase(std::remove_if(open.begin(), open.end(),
+                              [&](const Exchange* e) {
+                                if (e->state() == Exchange::State::kInFlight) return false;
+                                ended = e;
+                                return true;
+                              }),
+               open.end());
+    if (ended != nullptr && waited_seconds != nullptr) {
+      waited_seconds[static_cast<size_t>(ended->scheme())] += SecondsBetween(since, now);
+      since = now;
+    }
+    if (stopped && !open.empty()) {
+      return Status::Aborted("poseidon_hvd's engine was stopped while waiting for " + DescribePending(exchanges) + ".");
+    }
+    if (stalled) {
+      if (options_.log_warning) {
+        options_.log_warning("still waiting for " + DescribePending(exchanges) +
+                             ". Either a rank has not sent them yet, or it has failed; Horovod's stall inspector names the "
+                             "missing ranks.");
+      }
+      warn_at = now + std::chrono::duration_cast<Clock::duration>(warn_every);
+    }
+  }
+  for (const auto& exchange : exchanges) {
+    if (exchange->state() == Exchange::State::kFailed) return exchange->status();
+  }
+  return Status::OK();
+}
+
+}  // namespace poseidon

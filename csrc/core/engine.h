@@ -1,0 +1,76 @@
+// The background engine: takes exchanges whose collectives have completed and advances them to their end, in completion
+// order, while the training thread computes and the transport moves the next ones.
+#pragma once
+
+#include <sys/types.h>
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/exchange.h"
+#include "core/status.h"
+#include "core/transport.h"
+
+namespace poseidon {
+
+class Engine {
+ public:
+  struct Options {
+    double stall_warning_seconds = 60;                    // how long a wait stays silent; <= 0: for ever
+    std::function<void(const std::string&)> log_warning;  // any thread; empty: dropped
+    std::function<void()> on_thread_start;                // on the engine thread, before its first exchange
+  };
+
+  // The transport must outlive every completion it still owes, which in practice means: leak both (see architecture.md).
+  Engine(Transport* transport, Options options);
+  ~Engine();  // Stop()
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Begins an exchange that is not in flight. Any thread. On failure the exchange stays as it was.
+  Status Submit(const std::shared_ptr<Exchange>& exchange);
+
+  // For Exchange::Begin and Advance: counts one more outstanding collective and returns its completion. A completion that
+  // is not handed to the transport after all must be given back with CancelCompletion.
+  Completion CompletionOf(Exchange& exchange);
+  void CancelCompletion(Exchange& exchange);
+
+  // Blocks until all are done or failed; returns the first failure in the order given, after ALL have ended, so that no
+  // buffer is still in use. Any thread but the engine's; the caller must not hold Python's lock. waited_seconds, if given, has an
+  // element per Scheme and is increased by the time spent waiting for it.
+  Status Wait(const std::vector<std::shared_ptr<Exchange>>& exchanges, double* waited_seconds = nullptr);
+
+  // Ends the thread; exchanges still in flight fail with kAborted, also later ones. Idempotent; waits for the exchange being
+  // advanced. In a forked child, where the thread does not exist, it only marks.
+  void Stop();
+
+  Transport& transport() { return *transport_; }
+
+ private:
+  void Run();
+  void OnCollectiveDone(const std::shared_ptr<Exchange>& exchange, const Status& status);
+  void Advance(const std::shared_ptr<Exchange>& exchange);
+  void Finish(Exchange& exchange, Status status);
+
+  Transport* const transport_;
+  const Options options_;
+  const pid_t pid_;
+
+  // mutex_ is a leaf: nothing is called while it is held.
+  std::mutex mutex_;
+  std::condition_variable work_;                 // ready_ or stopping_
+  std::condition_variable finished_;             // an exchange ended
+  std::deque<std::shared_ptr<Exchange>> ready_;  // guarded by mutex_
+  bool stopping_ = false;                        // guarded by mutex_
+  int waiters_ = 0;                              // guarded by mutex_
+
+  std::thread thread_;  // last: starts in the constructor
+};
+
+}  // namespace poseidon
