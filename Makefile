@@ -1,0 +1,66 @@
+# From a bare clone: python3 (>= 3.9, with its headers and venv), g++ and make. Everything else goes into .venv.
+PYTHON ?= python3
+VENV   ?= .venv
+NP     ?= 2
+JOBS   ?= $(shell nproc)
+
+BIN     := $(abspath $(VENV))/bin
+STAMPS  := $(VENV)/stamps
+SOURCES := $(shell find csrc -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
+TOOLS   := $(wildcard tools/*.py)
+# Randomized addresses confuse older ThreadSanitizers; not every container lets us turn them off.
+NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+export PATH := $(BIN):$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+
+.PHONY: help build train test test-core test-python test-sanitizers clean distclean
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: $(STAMPS)/package ## virtual environment, Horovod, this package in editable form
+
+train: build ## trains the digits example on NP ranks (2)
+	$(BIN)/horovodrun -np $(NP) $(BIN)/python examples/digits.py
+
+test: test-core test-python ## core tests (ctest), then Python tests (pytest)
+
+test-core: $(STAMPS)/requirements ## core tests only
+	$(call core_tests,build/core,-DCMAKE_BUILD_TYPE=RelWithDebInfo)
+
+test-python: build ## Python tests only; PYTEST_ARGS are passed on
+	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
+
+test-sanitizers: $(STAMPS)/requirements ## core tests under ThreadSanitizer, then AddressSanitizer and UBSan
+	$(call core_tests,build/tsan,-DCMAKE_BUILD_TYPE=Debug -DPOSEIDON_SANITIZE=thread,$(NO_ASLR))
+	$(call core_tests,build/asan,-DCMAKE_BUILD_TYPE=Debug -DPOSEIDON_SANITIZE=address$(comma)undefined)
+
+clean: ## removes what was built here; keeps .venv and the Horovod wheel in .cache
+	rm -rf build dist *.egg-info poseidon_hvd/_C*.so $(STAMPS)/package
+
+distclean: clean ## removes .venv and .cache too
+	rm -rf $(VENV) .cache
+
+comma := ,
+# $(call core_tests,folder,options,command before ctest)
+define core_tests
+	cmake -S . -B $(1) -DPOSEIDON_BUILD_TESTS=ON $(2)
+	cmake --build $(1)
+	$(3) ctest --test-dir $(1) --output-on-failure --no-tests=error
+endef
+
+$(STAMPS)/requirements: requirements.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -r requirements.txt
+	mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/horovod: $(STAMPS)/requirements $(TOOLS)
+	$(BIN)/python tools/build_horovod.py --jobs $(JOBS)
+	touch $@
+
+$(STAMPS)/package: $(STAMPS)/horovod setup.py pyproject.toml CMakeLists.txt $(SOURCES)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	touch $@
