@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <sstream>
 #include <utility>
 
 #include "core/byte_io.h"
@@ -30,23 +31,24 @@ std::string Differ(const std::string& what, const std::string& first, size_t ran
          "; " + remedy;
 }
 
-// First pair of lines in which the texts differ; both whole if they are equal.
+// First pair of lines in which the texts differ, both empty if none does.
 std::pair<std::string, std::string> FirstDifference(const std::string& a, const std::string& b) {
-  if (a == b) return {a, b};
-  size_t start = 0;
-  for (size_t i = 0; i < std::min(a.size(), b.size()) && a[i] == b[i]; ++i) {
-    if (a[i] == '\n') start = i + 1;
+  std::istringstream first(a), second(b);
+  while (first || second) {
+    std::string x, y;
+    if (!std::getline(first, x)) x = "nothing";
+    if (!std::getline(second, y)) y = "nothing";
+    if (x != y) return {x, y};
   }
-  const auto line = [start](const std::string& text) { return text.substr(start, text.find('\n', start) - start); };
-  return {line(a), line(b)};
+  return {};
 }
 
 Status CompareSettings(const RankProfile& first, const RankProfile& other, size_t rank) {
   if (first.settings_hash == other.settings_hash && first.settings_text == other.settings_text) return Status::OK();
   auto [a, b] = FirstDifference(first.settings_text, other.settings_text);
   if (a == b) {
-    a += " (hash " + std::to_string(first.settings_hash) + ")";
-    b += " (hash " + std::to_string(other.settings_hash) + ")";
+    a = "hash " + std::to_string(first.settings_hash);
+    b = "hash " + std::to_string(other.settings_hash);
   }
   return Status::InvalidArgument(Differ("settings", "\"" + a + "\"", rank, "\"" + b + "\"",
                                         "give every rank the same options and POSEIDON_* environment"));

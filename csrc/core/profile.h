@@ -35,10 +35,11 @@ struct RankProfile {
 };
 
 struct MergedTensor {
-  TensorProfile base;                  // of the first rank that used the tensor (rank 0 if none did); is_linear_weight is the OR
-                                       // over the ranks that used it. Its rows, calls and verdict are that rank's own.
-  std::vector<int64_t> rows_by_rank;   // index: rank in the process set
-  int64_t global_rows = 0;             // sum over ranks; K*P of the cost model
+  // Of the first rank that used the tensor (rank 0 if none did), with that rank's own rows, calls and verdict; but
+  // is_linear_weight is the OR over the ranks that used it.
+  TensorProfile base;
+  std::vector<int64_t> rows_by_rank;  // index: rank in the process set
+  int64_t global_rows = 0;            // sum over ranks; K*P of the cost model
   int64_t max_rank_rows = 0;
   bool sfb_allowed = false;  // no rank that used the tensor objects, and at least one used it
   std::string reason;        // the first objection, "rank 1: ..."; empty if allowed

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
@@ -77,28 +78,29 @@ void Ok(const char* file, int line, const char* text, const S& status, bool fata
 }  // namespace check
 }  // namespace poseidon
 
-#define TEST(name)                                                             \
-  static void name();                                                          \
-  static const ::poseidon::check::Registrar registrar_##name(#name, &name);    \
+#define TEST(name)                                                          \
+  static void name();                                                       \
+  static const ::poseidon::check::Registrar registrar_##name(#name, &name); \
   static void name()
 
-// Both are variadic so that a condition may hold commas.
-#define POSEIDON_CHECK(...)                                                                    \
-  do {                                                                                         \
-    if (!(__VA_ARGS__)) ::poseidon::check::Report(__FILE__, __LINE__, #__VA_ARGS__);           \
+// All are variadic so that an argument may hold commas, as in std::vector<int>{1, 2}.
+#define POSEIDON_CHECK(...)                                                                \
+  do {                                                                                     \
+    if (!(__VA_ARGS__)) ::poseidon::check::Report(__FILE__, __LINE__, #__VA_ARGS__);       \
   } while (0)
-#define POSEIDON_REQUIRE(...)                                                                  \
-  do {                                                                                         \
-    if (!(__VA_ARGS__)) ::poseidon::check::Report(__FILE__, __LINE__, #__VA_ARGS__, true);     \
+#define POSEIDON_REQUIRE(...)                                                              \
+  do {                                                                                     \
+    if (!(__VA_ARGS__)) ::poseidon::check::Report(__FILE__, __LINE__, #__VA_ARGS__, true); \
   } while (0)
-#define POSEIDON_CHECK_EQ(a, b) ::poseidon::check::Equal(__FILE__, __LINE__, #a " == " #b, (a), (b))
-// Absolute tolerance; NaN fails.
-#define POSEIDON_CHECK_NEAR(a, b, tolerance) \
-  ::poseidon::check::Near(__FILE__, __LINE__, #a " ~ " #b, (a), (b), (tolerance))
-#define POSEIDON_CHECK_CONTAINS(text, part) ::poseidon::check::Contains(__FILE__, __LINE__, (text), (part))
-// For a Status.
-#define POSEIDON_CHECK_OK(status) ::poseidon::check::Ok(__FILE__, __LINE__, #status, (status), false)
-#define POSEIDON_REQUIRE_OK(status) ::poseidon::check::Ok(__FILE__, __LINE__, #status, (status), true)
+// (a, b): a == b.
+#define POSEIDON_CHECK_EQ(...) ::poseidon::check::Equal(__FILE__, __LINE__, "equal(" #__VA_ARGS__ ")", __VA_ARGS__)
+// (a, b, absolute tolerance); NaN fails.
+#define POSEIDON_CHECK_NEAR(...) ::poseidon::check::Near(__FILE__, __LINE__, "near(" #__VA_ARGS__ ")", __VA_ARGS__)
+// (text, part).
+#define POSEIDON_CHECK_CONTAINS(...) ::poseidon::check::Contains(__FILE__, __LINE__, __VA_ARGS__)
+// (status).
+#define POSEIDON_CHECK_OK(...) ::poseidon::check::Ok(__FILE__, __LINE__, #__VA_ARGS__, __VA_ARGS__, false)
+#define POSEIDON_REQUIRE_OK(...) ::poseidon::check::Ok(__FILE__, __LINE__, #__VA_ARGS__, __VA_ARGS__, true)
 
 int main() {
   for (const auto& test : ::poseidon::check::Tests()) {

@@ -1,0 +1,101 @@
+#include "core/cost_model.h"
+
+#include "tests/check.h"
+
+namespace poseidon {
+namespace {
+
+struct Layer {
+  const char* name;
+  int64_t m, n;
+  double break_even;                    // global rows, rounded
+  int max_size_at_32, max_size_at_128;  // largest P for which P times K rows still favour SFB
+};
+
+TEST(BreakEvenRowsOfKnownLayers) {
+  const std::vector<Layer> layers = {
+      {"VGG fc6", 4096, 25088, 7042, 220, 55},    {"VGG fc7", 4096, 4096, 4096, 128, 32},
+      {"VGG fc8", 1000, 4096, 1608, 50, 12},      {"VGG fc8-22K", 21841, 4096, 6898, 215, 53},
+      {"AlexNet fc6", 4096, 9216, 5671, 177, 44}, {"ResNet fc", 1000, 2048, 1344, 41, 10},
+      {"GoogLeNet fc", 1000, 1024, 1012, 31, 7},  {"BERT-base FFN", 3072, 768, 1229, 38, 9},
+      {"BERT-large FFN", 4096, 1024, 1638, 51, 12},
+  };
+  for (const Layer& layer : layers) {
+    const double rows = SfbBreakEvenRows(layer.m, layer.n, 4, 4);
+    POSEIDON_CHECK_NEAR(rows, layer.break_even, 0.5);
+    POSEIDON_CHECK_EQ(static_cast<int>(rows / 32), layer.max_size_at_32);
+    POSEIDON_CHECK_EQ(static_cast<int>(rows / 128), layer.max_size_at_128);
+    // The byte formulas cross exactly there, for any number of ranks.
+    const int64_t below = static_cast<int64_t>(rows);
+    for (int size : {2, 3, 7, 64}) {
+      const double dense = AllreduceWireBytes(layer.m * layer.n, DType::kFloat32, size);
+      POSEIDON_CHECK(SfbWireBytes(layer.m, layer.n, below, DType::kFloat32, size) <= dense);
+      POSEIDON_CHECK(SfbWireBytes(layer.m, layer.n, below + 1, DType::kFloat32, size) > dense);
+    }
+  }
+}
+
+// Poseidon (arXiv 1706.03292), 4096 x 4096, K = 32, 8 workers and 8 servers; floats sent + received per node. The ring does
+// what a node that is both worker and server does: same floats for the matrix, same for the factors.
+TEST(PaperExample) {
+  const double mn = 4096.0 * 4096, k = 32, workers = 8, servers = 8;
+  const double ps_worker = 2 * mn;
+  const double ps_both = 2 * mn * (workers + servers - 2) / servers;
+  const double sfb = 2 * k * (workers - 1) * (4096 + 4096);
+  POSEIDON_CHECK_NEAR(ps_worker, 33.6e6, 0.05e6);
+  POSEIDON_CHECK_NEAR(ps_both, 58.7e6, 0.05e6);
+  POSEIDON_CHECK_NEAR(sfb, 3.7e6, 0.05e6);
+  const double floats_per_sent_byte = 2.0 / 4;  // sent + received, 4 bytes each
+  POSEIDON_CHECK_EQ(AllreduceWireBytes(4096 * 4096, DType::kFloat32, 8) * floats_per_sent_byte, ps_both);
+  POSEIDON_CHECK_EQ(SfbWireBytes(4096, 4096, 32 * 8, DType::kFloat32, 8) * floats_per_sent_byte, sfb);
+}
+
+TEST(BreakEvenWithDifferentElementSizes) {
+  POSEIDON_CHECK_EQ(SfbBreakEvenRows(4096, 4096, 2, 4), 8192.0);  // half factors, fp32 gradient
+  POSEIDON_CHECK_EQ(SfbBreakEvenRows(4096, 4096, 4, 2), 2048.0);
+  POSEIDON_CHECK_EQ(SfbBreakEvenRows(4096, 4096, 2, 2), 4096.0);
+  POSEIDON_CHECK_EQ(SfbBreakEvenRows(0, 0, 4, 4), 0.0);
+}
+
+TEST(OneRankSendsNothing) {
+  POSEIDON_CHECK_EQ(AllreduceWireBytes(100, DType::kFloat32, 1), 0.0);
+  POSEIDON_CHECK_EQ(AllgatherWireBytes(100, 1), 0.0);
+  POSEIDON_CHECK_EQ(SfbWireBytes(10, 10, 5, DType::kFloat32, 1), 0.0);
+  POSEIDON_CHECK_EQ(RingAllgatherBytesSent({100}, 0), 0);
+}
+
+TEST(Formulas) {
+  POSEIDON_CHECK_EQ(AllreduceWireBytes(100, DType::kFloat32, 4), 600.0);
+  POSEIDON_CHECK_EQ(AllreduceWireBytes(100, DType::kFloat16, 4), 300.0);
+  POSEIDON_CHECK_EQ(AllgatherWireBytes(400, 4), 300.0);
+  POSEIDON_CHECK_EQ(SfbWireBytes(10, 20, 4, DType::kFloat32, 4), 360.0);
+  // Beyond int64 the sizes are still finite numbers.
+  const int64_t large = int64_t{1} << 40;
+  POSEIDON_CHECK_EQ(SfbWireBytes(large, large, large, DType::kFloat64, 2), 0x1p83);
+}
+
+TEST(ExactRingBytesAverageToTheMean) {
+  const std::vector<int64_t> blocks = {100, 0, 37, 1000, 5};
+  int64_t sum = 0;
+  for (int rank = 0; rank < 5; ++rank) sum += RingAllgatherBytesSent(blocks, rank);
+  POSEIDON_CHECK_NEAR(static_cast<double>(sum) / 5, AllgatherWireBytes(1142, 5), 1e-9);
+  POSEIDON_CHECK_EQ(RingAllgatherBytesSent(blocks, 0), 1142);  // all but rank 1's
+  POSEIDON_CHECK_EQ(RingAllgatherBytesSent(blocks, 2), 142);
+  POSEIDON_CHECK_EQ(RingAllgatherBytesSent(blocks, 4), 1042);  // its right neighbour is rank 0
+}
+
+TEST(WireDTypes) {
+  POSEIDON_CHECK_EQ(AllreduceWireDType(DType::kBFloat16, false), DType::kFloat32);
+  POSEIDON_CHECK_EQ(AllreduceWireDType(DType::kFloat16, false), DType::kFloat16);
+  POSEIDON_CHECK_EQ(AllreduceWireDType(DType::kFloat64, false), DType::kFloat64);
+  POSEIDON_CHECK_EQ(FactorWireDType(DType::kBFloat16, false), DType::kBFloat16);
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    POSEIDON_CHECK_EQ(AllreduceWireDType(dtype, true), DType::kFloat16);
+    POSEIDON_CHECK_EQ(FactorWireDType(dtype, true), DType::kFloat16);
+  }
+  POSEIDON_CHECK_EQ(AllreduceWireDType(DType::kInt64, true), DType::kInt64);
+  POSEIDON_CHECK_EQ(FactorWireDType(DType::kOther, true), DType::kOther);
+}
+
+}  // namespace
+}  // namespace poseidon

@@ -1,0 +1,178 @@
+#include "core/selector.h"
+
+#include "core/cost_model.h"
+#include "tests/check.h"
+
+namespace poseidon {
+namespace {
+
+MergedTensor Linear(int64_t m, int64_t n, int64_t global_rows) {
+  MergedTensor tensor;
+  tensor.base.name = "fc.weight";
+  tensor.base.shape = {m, n};
+  tensor.base.is_linear_weight = tensor.base.has_bias = tensor.base.used = true;
+  tensor.global_rows = global_rows;
+  tensor.sfb_allowed = true;
+  return tensor;
+}
+
+TensorDecision Decide(const MergedTensor& tensor, const SelectorSettings& settings,
+                      SchemeOverride value = SchemeOverride::kAuto) {
+  MergedProfile profile;
+  profile.tensors = {tensor};
+  const std::vector<TensorDecision> decisions = Select(profile, {value}, settings);
+  POSEIDON_REQUIRE(decisions.size() == 1);
+  return decisions[0];
+}
+
+constexpr SelectorSettings kEightRanks{Policy::kBytes, 8, false};
+
+TEST(BoundaryOfTheByteRule) {
+  for (int size : {2, 3, 8, 100}) {
+    const SelectorSettings settings{Policy::kBytes, size, false};
+    const TensorDecision at = Decide(Linear(4096, 4096, 4096), settings);
+    POSEIDON_CHECK_EQ(at.scheme, Scheme::kSfb);
+    POSEIDON_CHECK_EQ(at.sfb_bytes, at.allreduce_bytes);  // BestScheme's `<=` decides
+    const TensorDecision above = Decide(Linear(4096, 4096, 4097), settings);
+    POSEIDON_CHECK_EQ(above.scheme, Scheme::kAllreduce);
+    POSEIDON_CHECK(above.sfb_bytes > above.allreduce_bytes);
+    POSEIDON_CHECK_EQ(above.global_rows, 4097);
+    POSEIDON_CHECK_EQ(above.reason, "bytes: 4097 global rows, SFB sends fewer up to 4096");
+    POSEIDON_CHECK(!above.request_refused);
+  }
+}
+
+TEST(DecisionCarriesBothCosts) {
+  const TensorDecision decision = Decide(Linear(1000, 4096, 256), kEightRanks);
+  POSEIDON_CHECK_EQ(decision.name, "fc.weight");
+  POSEIDON_CHECK_EQ(decision.allreduce_bytes, 2.0 * 1000 * 4096 * 4 * 7 / 8);
+  POSEIDON_CHECK_EQ(decision.sfb_bytes, 256.0 * 5096 * 4 * 7 / 8);
+}
+
+TEST(BFloat16TravelsWideOnlyInAllreduce) {
+  MergedTensor tensor = Linear(4096, 4096, 8192);
+  tensor.base.dtype = tensor.base.factor_dtype = DType::kBFloat16;
+  const TensorDecision at = Decide(tensor, kEightRanks);
+  POSEIDON_CHECK_EQ(at.scheme, Scheme::kSfb);  // twice the rows of the equal-size break-even
+  POSEIDON_CHECK_EQ(at.allreduce_bytes, 2.0 * 4096 * 4096 * 4 * 7 / 8);
+  POSEIDON_CHECK_EQ(at.sfb_bytes, 8192.0 * 8192 * 2 * 7 / 8);
+  tensor.global_rows = 8193;
+  POSEIDON_CHECK_EQ(Decide(tensor, kEightRanks).scheme, Scheme::kAllreduce);
+  // With Compression.fp16 both are 16 bits wide.
+  tensor.global_rows = 4096;
+  POSEIDON_CHECK_EQ(Decide(tensor, {Policy::kBytes, 8, true}).scheme, Scheme::kSfb);
+  tensor.global_rows = 4097;
+  POSEIDON_CHECK_EQ(Decide(tensor, {Policy::kBytes, 8, true}).scheme, Scheme::kAllreduce);
+}
+
+TEST(AutocastFactorsBesideFloat32Gradient) {
+  MergedTensor tensor = Linear(4096, 4096, 8192);
+  tensor.base.factor_dtype = DType::kFloat16;
+  POSEIDON_CHECK_EQ(Decide(tensor, kEightRanks).scheme, Scheme::kSfb);
+  POSEIDON_CHECK_EQ(Decide(tensor, {Policy::kBytes, 8, true}).scheme, Scheme::kAllreduce);
+}
+
+TEST(PoliciesAndOverrides) {
+  const MergedTensor few = Linear(4096, 4096, 1), many = Linear(4096, 4096, 100000);
+  POSEIDON_CHECK_EQ(Decide(few, {Policy::kAllreduce, 8, false}).scheme, Scheme::kAllreduce);
+  POSEIDON_CHECK_EQ(Decide(many, {Policy::kSfb, 8, false}).scheme, Scheme::kSfb);
+  POSEIDON_CHECK_EQ(Decide(few, {Policy::kSfb, 8, false}, SchemeOverride::kAllreduce).scheme, Scheme::kAllreduce);
+  const TensorDecision forced = Decide(many, {Policy::kAllreduce, 8, false}, SchemeOverride::kSfb);
+  POSEIDON_CHECK_EQ(forced.scheme, Scheme::kSfb);
+  POSEIDON_CHECK_EQ(forced.reason, "override: sfb");
+  POSEIDON_CHECK(!forced.request_refused);
+}
+
+TEST(NotAllowed) {
+  MergedTensor tensor = Linear(4096, 4096, 1);
+  tensor.sfb_allowed = false;
+  tensor.reason = "rank 1: hook on the weight";
+  TensorDecision decision = Decide(tensor, kEightRanks);
+  POSEIDON_CHECK_EQ(decision.scheme, Scheme::kAllreduce);
+  POSEIDON_CHECK_EQ(decision.reason, "rank 1: hook on the weight");
+  POSEIDON_CHECK(decision.sfb_bytes < 0);
+  POSEIDON_CHECK(!decision.request_refused);
+  decision = Decide(tensor, kEightRanks, SchemeOverride::kSfb);
+  POSEIDON_CHECK_EQ(decision.scheme, Scheme::kAllreduce);
+  POSEIDON_CHECK_EQ(decision.reason, "override: sfb was asked for but cannot be: rank 1: hook on the weight");
+  POSEIDON_CHECK(decision.request_refused);
+  decision = Decide(tensor, {Policy::kSfb, 8, false});
+  POSEIDON_CHECK_CONTAINS(decision.reason, "policy: sfb was asked for but cannot be");
+  POSEIDON_CHECK(decision.request_refused);
+}
+
+TEST(NotALinearWeight) {
+  MergedTensor bias = Linear(4096, 4096, 0);
+  bias.base.shape = {4096};
+  bias.base.is_linear_weight = false;
+  for (Policy policy : {Policy::kBytes, Policy::kSfb}) {
+    const TensorDecision decision = Decide(bias, {policy, 8, false});
+    POSEIDON_CHECK_EQ(decision.scheme, Scheme::kAllreduce);
+    POSEIDON_CHECK_EQ(decision.reason, "not a linear weight");
+    POSEIDON_CHECK(!decision.request_refused);
+  }
+  POSEIDON_CHECK(Decide(bias, kEightRanks, SchemeOverride::kSfb).request_refused);
+}
+
+TEST(SparseAlwaysGathers) {
+  MergedTensor tensor = Linear(4096, 4096, 1);
+  tensor.sparse = true;
+  for (int size : {1, 8}) {
+    const TensorDecision decision = Decide(tensor, {Policy::kSfb, size, false});
+    POSEIDON_CHECK_EQ(decision.scheme, Scheme::kSparseAllgather);
+    POSEIDON_CHECK(!decision.request_refused);
+  }
+  const TensorDecision forced = Decide(tensor, kEightRanks, SchemeOverride::kAllreduce);
+  POSEIDON_CHECK_EQ(forced.scheme, Scheme::kSparseAllgather);
+  POSEIDON_CHECK_EQ(forced.reason, "allreduce was asked for but the gradient is sparse");
+  POSEIDON_CHECK(forced.request_refused);
+}
+
+TEST(OneRank) {
+  const TensorDecision decision = Decide(Linear(4096, 4096, 1), {Policy::kSfb, 1, false}, SchemeOverride::kSfb);
+  POSEIDON_CHECK_EQ(decision.scheme, Scheme::kAllreduce);
+  POSEIDON_CHECK_EQ(decision.reason, "one rank");
+  POSEIDON_CHECK_EQ(decision.allreduce_bytes, 0.0);
+}
+
+TEST(DegenerateTensorsGoDense) {
+  POSEIDON_CHECK_EQ(Decide(Linear(4096, 4096, 0), kEightRanks).reason, "no rows in the profiling step");
+  POSEIDON_CHECK_EQ(Decide(Linear(4096, 4096, 0), {Policy::kSfb, 8, false}).scheme, Scheme::kSfb);
+  POSEIDON_CHECK_EQ(Decide(Linear(0, 4096, 1), {Policy::kSfb, 8, false}).scheme, Scheme::kAllreduce);
+  MergedTensor odd = Linear(4096, 4096, 1);
+  odd.base.factor_dtype = DType::kOther;  // has no size, so it would look free
+  POSEIDON_CHECK_EQ(Decide(odd, kEightRanks).reason, "factors are other");
+  MergedTensor huge = Linear(4096, 4096, 262113);  // * 8193 elements: one row over one collective
+  POSEIDON_CHECK_CONTAINS(Decide(huge, {Policy::kSfb, 8, false}).reason, "exceed one collective");
+  huge.global_rows = 262112;
+  POSEIDON_CHECK_EQ(Decide(huge, {Policy::kSfb, 8, false}).scheme, Scheme::kSfb);
+}
+
+TEST(OrderIsKeptAndMissingOverridesAreAuto) {
+  MergedProfile profile;
+  for (const char* name : {"a", "b", "c"}) {
+    profile.tensors.push_back(Linear(4096, 4096, 1));
+    profile.tensors.back().base.name = name;
+  }
+  const auto decisions = Select(profile, {SchemeOverride::kAuto, SchemeOverride::kAllreduce}, kEightRanks);
+  POSEIDON_REQUIRE(decisions.size() == 3);
+  POSEIDON_CHECK_EQ(decisions[0].name + decisions[1].name + decisions[2].name, "abc");
+  POSEIDON_CHECK_EQ(decisions[0].scheme, Scheme::kSfb);
+  POSEIDON_CHECK_EQ(decisions[1].scheme, Scheme::kAllreduce);
+  POSEIDON_CHECK_EQ(decisions[2].scheme, Scheme::kSfb);
+}
+
+TEST(OverrideRules) {
+  std::vector<SchemeOverride> out;
+  const std::vector<OverrideRule> rules = {
+      {"b", SchemeOverride::kSfb}, {"a", SchemeOverride::kSfb}, {"a", SchemeOverride::kAllreduce}};
+  POSEIDON_CHECK_OK(ResolveOverrides(rules, {"a", "b", "c"}, &out));
+  POSEIDON_CHECK_EQ(out, std::vector<SchemeOverride>{SchemeOverride::kAllreduce, SchemeOverride::kSfb,
+                                                     SchemeOverride::kAuto});
+  const Status status = ResolveOverrides({{"x", SchemeOverride::kSfb}}, {"a", "b"}, &out);
+  POSEIDON_CHECK_EQ(status.code(), StatusCode::kInvalidArgument);
+  POSEIDON_CHECK_CONTAINS(status.message(), "\"x\": no parameter has that name (2 parameters, the first is \"a\")");
+}
+
+}  // namespace
+}  // namespace poseidon
