@@ -63,10 +63,19 @@ Status Engine::Submit(const std::shared_ptr<Exchange>& exchange) {
   // One more than there are collectives, so that none of their completions can end it while Begin still runs.
   exchange->outstanding_.store(1, std::memory_order_relaxed);
   exchange->state_.store(Exchange::State::kInFlight, std::memory_order_release);
-  Status status = exchange->Begin(*this);
-  if (!status.ok()) {
+  const auto back_to_idle = [&] {
     exchange->outstanding_.store(0, std::memory_order_relaxed);
     exchange->state_.store(Exchange::State::kIdle, std::memory_order_release);
+  };
+  Status status;
+  try {
+    status = exchange->Begin(*this);
+  } catch (...) {  // the user's own code, such as a compressor
+    back_to_idle();
+    throw;
+  }
+  if (!status.ok()) {
+    back_to_idle();
     return status;
   }
   OnCollectiveDone(exchange, Status::OK());

@@ -1,0 +1,25 @@
+// Packing, rebuilding and checking with PyTorch's CPU operators. No state; callers hold what needs holding.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "core/factor_layout.h"
+
+namespace poseidon {
+
+// Copies x (K x N) and d (K x M), any strides, into rows [first, first + K) of the message, converting to its dtype. The flag
+// column is left alone.
+void PackRows(const at::Tensor& x, const at::Tensor& d, const FactorLayout& layout, int64_t first, at::Tensor& message);
+
+// weight_grad (M x N, contiguous) = scale * d^T x over all rows of the gathered message, or += where add. Sums in float32 (float64
+// for float64), also for 16-bit factors or gradients. One GEMM straight into the gradient; a 16-bit gradient goes through a
+// tile of a few rows.
+void RebuildWeight(const at::Tensor& gathered, const FactorLayout& layout, double scale, bool add, at::Tensor& weight_grad);
+
+// bias_grad (M) = scale * column sums of d, or += where add.
+void RebuildBias(const at::Tensor& gathered, const FactorLayout& layout, double scale, bool add, at::Tensor& bias_grad);
+
+// Reads until the first non-zero. Contiguous tensors.
+bool IsAllZero(const at::Tensor& tensor);
+
+}  // namespace poseidon

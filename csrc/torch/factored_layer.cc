@@ -1,0 +1,211 @@
+#include "torch/factored_layer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/cost_model.h"
+#include "torch/catching.h"
+#include "torch/dtypes.h"
+#include "torch/factor_kernels.h"
+#include "torch/status_error.h"
+
+namespace poseidon {
+
+FactoredLayer::FactoredLayer(std::string name, at::Tensor weight, bool fp16_wire, double scale, Reduction extra_reduction)
+    : name_(std::move(name)),
+      weight_(std::move(weight)),
+      fp16_wire_(fp16_wire),
+      scale_(scale),
+      extra_reduction_(extra_reduction) {
+  layout_.out_features = weight_.size(0);
+  layout_.in_features = weight_.size(1);
+  targets_[kWeight].param = weight_;
+}
+
+void FactoredLayer::StartCapture(at::Tensor bias, at::ScalarType wire_type) {
+  bias_ = std::move(bias);
+  targets_[kBias].param = bias_;
+  wire_type_ = wire_type;
+  probe_ = probe_sum_ = probe_scale_ = bias_sum_ = profiled_bias_ = at::Tensor();
+  set_mode(Mode::kCapture);
+}
+
+// ---- The step's message ----------------------------------------------------------------------------------------------------
+
+void FactoredLayer::Append(const at::Tensor& x, const at::Tensor& d, bool last_pass) {
+  at::NoGradGuard no_grad;
+  if (!pass_open_) {
+    DropRowsTheUserDiscarded();
+    pass_open_ = true;
+    several_passes_ = several_passes_ || !last_pass;
+  }
+  if (rows_ == 0) pack_begin_ = Clock::now();
+  const int64_t needed = std::max<int64_t>(1, rows_ + x.size(0));
+  if (!message_.defined() || message_.size(0) < needed) {
+    at::Tensor larger = at::empty({std::max(needed, rows_ * 2), layout_.row_elements()}, weight_.options().dtype(wire_type_));
+    if (rows_ > 0) larger.narrow(0, 0, rows_).copy_(message_.narrow(0, 0, rows_));
+    message_ = std::move(larger);
+  }
+  PackRows(x, d, layout_, rows_, message_);
+  rows_ += x.size(0);
+}
+
+void FactoredLayer::EndPass() {
+  pass_open_ = false;
+  if (!several_passes_) return;
+  // Between passes .grad is the only place where a user can throw the step's gradient away. So it must exist, and from its
+  // identity and version we see whether somebody else than autograd has touched it.
+  at::NoGradGuard no_grad;
+  for (Target& t : targets_) {
+    if (!t.param.defined()) continue;
+    at::Tensor& grad = t.param.mutable_grad();
+    const bool zero = !grad.defined();
+    if (zero) grad = at::zeros_like(t.param, t.param.options(), at::MemoryFormat::Contiguous);
+    Know(t, zero);
+  }
+}
+
+void FactoredLayer::DropRowsTheUserDiscarded() {
+  if (!several_passes_ || rows_ == 0) return;
+  Target& t = targets_[kWeight];
+  if (t.known == nullptr || IsKnown(t)) return;
+  const at::Tensor& grad = t.param.grad();
+  if (!grad.defined() || grad.unsafeGetTensorImpl() != t.known || HoldsNothing(t)) {
+    rows_ = 0;
+    return;
+  }
+  throw StatusError(Status::FailedPrecondition(
+      "The gradient of " + name_ + " was modified between two backward passes of one step. Its part that travels as sufficient "
+      "factors is not in .grad yet and cannot be modified there. Modify gradients after synchronize(), or set "
+      "schemes={'" + name_ + "': 'allreduce'}."));
+}
+
+void FactoredLayer::Know(Target& t, bool zero) {
+  const at::Tensor& grad = t.param.grad();
+  t.known = grad.unsafeGetTensorImpl();
+  t.known_version = grad._version();
+  t.known_zero = zero;
+}
+
+bool FactoredLayer::IsKnown(const Target& t) const {
+  const at::Tensor& grad = t.param.grad();
+  return grad.defined() && grad.unsafeGetTensorImpl() == t.known && grad._version() == t.known_version;
+}
+
+void FactoredLayer::NoteZeroed() {
+  for (Target& t : targets_) {
+    if (t.param.defined() && t.param.grad().defined()) Know(t, true);
+  }
+}
+
+bool FactoredLayer::HoldsNothing(Target& t) {
+  const at::Tensor& grad = t.param.grad();
+  if (!grad.defined() || (IsKnown(t) && t.known_zero)) return true;
+  return grad.layout() == at::kStrided && grad.is_contiguous() && IsAllZero(grad);
+}
+
+void FactoredLayer::ChooseResult(Target& t, bool* has_extra) {
+  *has_extra = !HoldsNothing(t);
+  t.local = t.param.grad();
+  const bool writable = t.local.defined() && t.local.layout() == at::kStrided && t.local.is_contiguous() &&
+                        t.local.scalar_type() == t.param.scalar_type() && t.local.sizes() == t.param.sizes();
+  t.assign = !t.local.defined();
+  t.copy_back = t.local.defined() && !writable;
+  if (writable) {
+    t.result = t.local;
+    return;
+  }
+  const bool reusable = t.buffer.defined() && t.buffer.use_count() == 1 && t.buffer.storage().use_count() == 1;
+  if (!reusable) t.buffer = at::empty(t.param.sizes(), t.param.options());
+  t.result = t.buffer;
+}
+
+Status FactoredLayer::PrepareMessage(Buffer* message, uint32_t* flags) {
+  return Catching("Cannot send the factors of " + name_, [&] {
+    if (rows_ == 0) pack_begin_ = Clock::now();
+    DropRowsTheUserDiscarded();
+    bool extra[2] = {false, false};
+    ChooseResult(targets_[kWeight], &extra[kWeight]);
+    if (has_bias()) ChooseResult(targets_[kBias], &extra[kBias]);
+    *flags = (extra[kWeight] ? kFlagExtraWeight : 0) | (extra[kBias] ? kFlagExtraBias : 0);
+    const int64_t message_rows = MessageRows(rows_, *flags);
+    if (!message_.defined()) message_ = at::empty({1, layout_.row_elements()}, weight_.options().dtype(wire_type_));
+    at::Tensor rows = message_.narrow(0, 0, message_rows);
+    if (rows_ == 0) rows.zero_();
+    *message = ToBuffer(rows);
+    WriteFlag(message->data, message_rows, *flags, layout_, message->dtype);
+    return Status::OK();
+  });
+}
+
+void FactoredLayer::FinishStep() {
+  at::NoGradGuard no_grad;
+  for (Target& t : targets_) {
+    if (!t.param.defined()) continue;
+    if (t.assign) t.param.mutable_grad() = t.result;
+    if (t.copy_back) t.local.copy_(t.result);
+    t.result = t.local = t.wire = at::Tensor();
+    t.known = nullptr;
+  }
+  rows_ = 0;
+  pass_open_ = several_passes_ = false;
+}
+
+void FactoredLayer::DropStep() {
+  rows_ = 0;
+  pass_open_ = several_passes_ = false;
+  message_ = gathered_storage_ = gathered_ = at::Tensor();
+  for (Target& t : targets_) {
+    t.result = t.local = t.wire = t.buffer = at::Tensor();
+    t.known = nullptr;
+  }
+}
+
+// ---- FactorLayer -----------------------------------------------------------------------------------------------------------
+
+Buffer FactoredLayer::AllocateGathered(const std::vector<int64_t>& shape) {
+  const int64_t elements = shape[0] * shape[1];
+  if (!gathered_storage_.defined() || gathered_storage_.numel() < elements) {
+    gathered_storage_ = at::Tensor();  // before the larger one is allocated
+    gathered_storage_ = at::empty({std::max<int64_t>(1, elements)}, weight_.options().dtype(wire_type_).requires_grad(false));
+  }
+  gathered_ = gathered_storage_.narrow(0, 0, elements).view(shape);
+  return ToBuffer(gathered_);
+}
+
+Status FactoredLayer::Rebuild(const Buffer&, const bool add[2]) {
+  return Catching("Cannot rebuild the gradient of " + name_ + " from its factors", [&] {
+    RebuildWeight(gathered_, layout_, scale_, add[kWeight], targets_[kWeight].result);
+    if (has_bias()) RebuildBias(gathered_, layout_, scale_, add[kBias], targets_[kBias].result);
+    return Status::OK();
+  });
+}
+
+Status FactoredLayer::PrepareExtra(Part part, bool has_extra, Buffer* wire) {
+  return Catching("Cannot send the part of the gradient of " + name_ + " that its factors do not cover", [&] {
+    Target& t = targets_[part];
+    const DType dtype = ToDType(t.param.scalar_type());
+    const DType wire_dtype = AllreduceWireDType(dtype, fp16_wire_);
+    if (has_extra) {
+      at::Tensor dense = t.local.layout() == at::kStrided ? t.local : t.local.to_dense();
+      t.wire = dense.to(ToScalarType(wire_dtype)).contiguous();
+    } else if (wire_dtype == dtype) {
+      t.wire = t.result.zero_();
+    } else {
+      t.wire = at::zeros(t.param.sizes(), t.param.options().dtype(ToScalarType(wire_dtype)).requires_grad(false));
+    }
+    *wire = ToBuffer(t.wire);
+    return Status::OK();
+  });
+}
+
+Status FactoredLayer::RestoreExtra(Part part) {
+  return Catching("Cannot take over the reduced extra gradient of " + name_, [&] {
+    Target& t = targets_[part];
+    if (!t.wire.is_alias_of(t.result)) t.result.copy_(t.wire);
+    t.wire = at::Tensor();
+    return Status::OK();
+  });
+}
+
+}  // namespace poseidon

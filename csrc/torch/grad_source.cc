@@ -1,0 +1,62 @@
+#include "torch/grad_source.h"
+
+#include <utility>
+
+#include "core/cost_model.h"
+#include "torch/catching.h"
+#include "torch/dtypes.h"
+
+namespace poseidon {
+
+GradSource::GradSource(std::string name, at::Tensor param, CompressionKind compression,
+                       std::function<at::Tensor(const at::Tensor&)> compress)
+    : name_(std::move(name)), param_(std::move(param)), compression_(compression), compress_(std::move(compress)) {}
+
+Status GradSource::PrepareWire(Buffer* wire) {
+  return Catching("Cannot prepare the gradient of " + name_ + " for sending", [&] {
+    at::Tensor& grad = param_.mutable_grad();
+    if (!grad.defined()) grad = at::zeros_like(param_, param_.options(), at::MemoryFormat::Contiguous);
+    grad_ = grad;
+    at::Tensor dense = grad_.layout() == at::kStrided ? grad_ : grad_.to_dense();
+    // A sum of complex numbers is the sum of their parts.
+    if (dense.is_complex()) dense = at::view_as_real(dense.resolve_conj());
+    if (compression_ == CompressionKind::kPython) {
+      wire_ = compress_(dense).contiguous();
+      restore_ = false;
+    } else {
+      const DType dtype = ToDType(dense.scalar_type());
+      const DType wire_dtype = AllreduceWireDType(dtype, compression_ == CompressionKind::kFp16);
+      wire_ = wire_dtype == dtype ? dense.contiguous() : dense.to(ToScalarType(wire_dtype)).contiguous();
+      restore_ = grad_.layout() == at::kStrided && !wire_.is_alias_of(grad_);
+    }
+    *wire = ToBuffer(wire_);
+    if (SizeOf(wire->dtype) == 0) {
+      return Status::InvalidArgument("The gradient of " + name_ + " has dtype " + c10::toString(wire_.scalar_type()) +
+                                     ", which cannot be reduced. Leave the parameter out of the optimizer or convert it.");
+    }
+    return Status::OK();
+  });
+}
+
+Status GradSource::RestoreFromWire() {
+  return Catching("Cannot put the reduced gradient of " + name_ + " back", [&] {
+    (grad_.is_complex() ? at::view_as_real(grad_) : grad_).copy_(wire_);
+    return Status::OK();
+  });
+}
+
+void GradSource::FinishOnTrainingThread() {
+  at::NoGradGuard no_grad;
+  if (grad_.defined() && grad_.layout() == at::kSparse && compression_ != CompressionKind::kPython) {
+    // Sparse gradients cannot take over another one's storage.
+    grad_.zero_().add_(wire_.to(grad_.scalar_type()).to_sparse());
+  }
+  if (compression_ != CompressionKind::kPython) wire_.reset();
+  grad_.reset();
+}
+
+at::Tensor GradSource::TakeCompressed() {
+  return compression_ == CompressionKind::kPython ? std::exchange(wire_, at::Tensor()) : at::Tensor();
+}
+
+}  // namespace poseidon
