@@ -13,6 +13,7 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 export PATH := $(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+export CMAKE_GENERATOR := Ninja
 
 .PHONY: help build train test test-core test-python test-sanitizers clean distclean
 .NOTPARALLEL:
