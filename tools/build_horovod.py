@@ -46,9 +46,27 @@ def cxx_standard(torch_version):
     return 20 if (major, minor) >= (2, 14) else 17
 
 
-def edits_for(torch_version):
+def cuda_forced_but_incomplete(torch):
+    """Whether Horovod would compile its CUDA code although nobody asked for it and the toolkit has no headers.
+
+    Horovod decides by torch alone: a CUDA build of torch that finds an nvcc. Where the toolkit is complete this is
+    welcome, because GPU tensors then work, staged through the host.
+    """
+    if not torch.version.cuda or any(name.startswith("HOROVOD_GPU") for name in os.environ):
+        return False
+    from torch.utils.cpp_extension import CUDA_HOME
+    return CUDA_HOME is not None and not pathlib.Path(CUDA_HOME, "include", "cuda_runtime.h").is_file()
+
+
+def edits_for(torch_version, without_cuda):
     standard = cxx_standard(torch_version)
-    return HEADER_EDITS + (
+    cpu_edits = (
+        Edit("cmake/Modules/FindPytorch.cmake",
+             "print(True if ((torch.version.cuda is not None) and (CUDA_HOME is not None)) else False)",
+             "print(False)",
+             "a CUDA-built torch and an nvcc without its headers: build for CPU tensors, as if there were no nvcc"),
+    ) if without_cuda else ()
+    return cpu_edits + HEADER_EDITS + (
         Edit("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", f"set(CMAKE_CXX_STANDARD {standard})",
              "torch's headers refuse C++14"),
         Edit("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", f"set(CMAKE_CXX_STANDARD {standard})",
@@ -91,6 +109,7 @@ def build_environment(jobs):
         for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
             env.pop(name, None)
     env.setdefault("MAKEFLAGS", f"-j{jobs}")
+    env["CMAKE_GENERATOR"] = "Unix Makefiles"  # Horovod hands options of make to the build
     env["PATH"] = os.pathsep.join([str(pathlib.Path(sys.executable).parent), env.get("PATH", os.defpath)])
     env["HOROVOD_WITH_PYTORCH"] = env["HOROVOD_WITH_GLOO"] = "1"
     env["HOROVOD_WITHOUT_TENSORFLOW"] = env["HOROVOD_WITHOUT_MXNET"] = "1"
@@ -108,9 +127,14 @@ def cache_key(torch_version, edits, env):
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def build_wheel(torch_version, cache_dir, jobs):
+def build_wheel(torch, cache_dir, jobs):
     """Returns the path of a wheel in the cache."""
-    edits = edits_for(torch_version)
+    torch_version = torch.__version__
+    without_cuda = cuda_forced_but_incomplete(torch)
+    if without_cuda:
+        print("note: nvcc was found, but not the CUDA headers beside it: this Horovod will be for CPU tensors only; "
+              "for GPU tensors install the whole toolkit or set CUDA_HOME to it")
+    edits = edits_for(torch_version, without_cuda)
     env = build_environment(jobs)
     folder = cache_dir / f"horovod-{VERSION}-torch-{torch_version}-{cache_key(torch_version, edits, env)}"
     cached = sorted(folder.glob("*.whl"))
@@ -173,11 +197,8 @@ def main():
     if args.reuse_installed and reusable():
         return
     import torch
-    if torch.version.cuda and not any(name.startswith("HOROVOD_GPU") for name in os.environ):
-        print("note: this torch is a CUDA build; where nvcc is found Horovod compiles its CUDA code even unasked, "
-              "while GPU collectives need HOROVOD_GPU_OPERATIONS")
     args.cache_dir.mkdir(parents=True, exist_ok=True)
-    wheel = build_wheel(torch.__version__, args.cache_dir.resolve(), args.jobs)
+    wheel = build_wheel(torch, args.cache_dir.resolve(), args.jobs)
     if args.no_install:
         print(wheel)
         return
