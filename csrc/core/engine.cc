@@ -56,9 +56,7 @@ Status Engine::Submit(const std::shared_ptr<Exchange>& exchange) {
   exchange->failure_ = Status::OK();
   exchange->failed_.store(false, std::memory_order_relaxed);
   exchange->wire_ = WireCount{};
-  const Clock::time_point pack_begin = exchange->times_.pack_begin;
   exchange->times_ = ExchangeTimes{};
-  exchange->times_.pack_begin = pack_begin;
   exchange->times_.enqueued = Clock::now();
   // One more than there are collectives, so that none of their completions can end it while Begin still runs.
   exchange->outstanding_.store(1, std::memory_order_relaxed);
@@ -113,11 +111,11 @@ void Engine::Advance(const std::shared_ptr<Exchange>& exchange) {
   Exchange::Progress progress = Exchange::Progress::kDone;
   exchange->outstanding_.store(1, std::memory_order_relaxed);  // as in Submit
   Status status = exchange->Advance(*this, &progress);
-  if (!status.ok() || progress == Exchange::Progress::kDone) {
+  if (status.ok() && progress == Exchange::Progress::kDone) {
     exchange->outstanding_.store(0, std::memory_order_relaxed);
     Finish(*exchange, std::move(status));
   } else {
-    OnCollectiveDone(exchange, Status::OK());
+    OnCollectiveDone(exchange, status);  // a failure too: what Advance had enqueued before it still uses the buffers
   }
 }
 

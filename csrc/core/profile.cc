@@ -67,6 +67,8 @@ Status CompareTensors(const RankProfile& first, const RankProfile& other, size_t
   return Status::OK();
 }
 
+std::string BiasText(const std::string& bias) { return bias.empty() ? "no bias" : "bias " + bias; }
+
 // Why a rank that used the tensor keeps it from SFB; empty if it does not. `base` is the first such rank's.
 std::string Objection(const TensorProfile& tensor, const TensorProfile& base) {
   if (!tensor.sfb_allowed) return tensor.reason.empty() ? "SFB not allowed" : tensor.reason;
@@ -75,9 +77,8 @@ std::string Objection(const TensorProfile& tensor, const TensorProfile& base) {
     return std::string("factors are ") + Name(tensor.factor_dtype) + " here and " + Name(base.factor_dtype) +
            " on a lower rank";
   }
-  if (tensor.has_bias != base.has_bias) {
-    return tensor.has_bias ? "used with a bias here, without one on a lower rank"
-                           : "used without a bias here, with one on a lower rank";
+  if (tensor.bias != base.bias) {
+    return "used with " + BiasText(tensor.bias) + " here, with " + BiasText(base.bias) + " on a lower rank";
   }
   return {};
 }
@@ -139,7 +140,7 @@ std::vector<uint8_t> EncodeProfile(const RankProfile& profile) {
     writer.WriteI64Vector(tensor.shape);
     writer.WriteU8(static_cast<uint8_t>(tensor.dtype));
     writer.WriteBool(tensor.is_linear_weight);
-    writer.WriteBool(tensor.has_bias);
+    writer.WriteString(tensor.bias);
     writer.WriteU8(static_cast<uint8_t>(tensor.factor_dtype));
     writer.WriteI64(tensor.rows);
     writer.WriteI64(tensor.calls);
@@ -167,7 +168,7 @@ Status DecodeProfile(const void* data, size_t size, RankProfile* out) {
     }
     tensor.dtype = reader.ReadEnum(DType::kOther);
     tensor.is_linear_weight = reader.ReadBool();
-    tensor.has_bias = reader.ReadBool();
+    tensor.bias = reader.ReadString();
     tensor.factor_dtype = reader.ReadEnum(DType::kOther);
     tensor.rows = ReadCounted(&reader);
     tensor.calls = ReadCounted(&reader);

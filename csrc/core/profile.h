@@ -18,7 +18,7 @@ struct TensorProfile {
   std::vector<int64_t> shape;            // of the parameter; [M out features, N in features] for a linear weight
   DType dtype = DType::kFloat32;         // of the gradient
   bool is_linear_weight = false;         // candidate for SFB: used as the weight of at least one linear call
-  bool has_bias = false;                 // some such call had a bias
+  std::string bias;                      // parameter that its calls used as bias; empty if none
   DType factor_dtype = DType::kFloat32;  // of x and d; under autocast not the gradient's
   int64_t rows = 0;                      // K: rows this rank fed, over all calls and passes of the step
   int64_t calls = 0;

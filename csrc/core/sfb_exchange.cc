@@ -10,16 +10,17 @@ namespace poseidon {
 SfbExchange::SfbExchange(std::string name, std::shared_ptr<FactorLayer> layer, const Options& options)
     : Exchange(std::move(name), Scheme::kSfb), layer_(std::move(layer)), options_(options) {}
 
-void SfbExchange::SetMessage(const Buffer& message, uint32_t flags, Clock::time_point pack_begin) {
+void SfbExchange::SetMessage(const Buffer& message, uint32_t flags, double pack_seconds) {
   message_ = message;
   local_flags_ = flags;
-  times_.pack_begin = pack_begin;
+  pack_seconds_ = pack_seconds;
 }
 
 Status SfbExchange::Begin(Engine& engine) {
   gathered_ = Buffer{};
   gathered_flags_ = 0;
   extra_in_flight_ = false;
+  times_.pack_seconds = pack_seconds_;
   wire_.collectives = 1;
   wire_.dense_bytes = options_.dense_bytes;
   auto allocate = [self = std::static_pointer_cast<SfbExchange>(shared_from_this())](const std::vector<int64_t>& shape) {

@@ -44,7 +44,6 @@ class SfbExchange final : public Exchange {
     DType factor_dtype = DType::kFloat32;  // on the wire
     Reduction extra_reduction;             // of the extra part: the same as for a dense gradient
     int process_set = 0;
-    int rank = 0;  // in the process set
     int size = 1;
     double dense_bytes = 0;  // what an allreduce of weight and bias gradient would send
   };
@@ -53,7 +52,7 @@ class SfbExchange final : public Exchange {
 
   // Before Submit. `message` holds MessageRows(rows, flags) rows whose flag column is written; it stays valid until the
   // exchange ends. `flags` are this rank's own.
-  void SetMessage(const Buffer& message, uint32_t flags, Clock::time_point pack_begin);
+  void SetMessage(const Buffer& message, uint32_t flags, double pack_seconds);
 
   // Valid when done: the OR of all ranks' flags, the same on every rank.
   uint32_t gathered_flags() const { return gathered_flags_; }
@@ -70,6 +69,7 @@ class SfbExchange final : public Exchange {
   const Options options_;
   Buffer message_;
   uint32_t local_flags_ = 0;
+  double pack_seconds_ = 0;
   Buffer gathered_;
   uint32_t gathered_flags_ = 0;
   bool extra_in_flight_ = false;

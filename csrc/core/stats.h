@@ -17,7 +17,7 @@ inline double SecondsBetween(Clock::time_point from, Clock::time_point to) {
 
 // When an exchange passed each stage; a stage that it does not have stays at the epoch.
 struct ExchangeTimes {
-  Clock::time_point pack_begin;     // copying into the message starts
+  double pack_seconds = 0;          // copying into the message, before it was enqueued
   Clock::time_point enqueued;       // handed to the transport
   Clock::time_point wire_begin;     // negotiated, transfer starts (known for an allgather only)
   Clock::time_point wire_end;       // transfer complete
@@ -51,7 +51,7 @@ struct SchemeStats {
     collectives += w.collectives;
     bytes_sent += w.bytes_sent;
     dense_bytes += w.dense_bytes;
-    pack_seconds += SecondsBetween(t.pack_begin, t.enqueued);
+    pack_seconds += t.pack_seconds;
     queue_seconds += SecondsBetween(t.enqueued, t.wire_begin);
     wire_seconds += SecondsBetween(t.wire_begin == Clock::time_point{} ? t.enqueued : t.wire_begin, t.wire_end);
     handoff_seconds += SecondsBetween(t.wire_end, t.rebuild_begin);

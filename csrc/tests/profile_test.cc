@@ -11,7 +11,8 @@ TensorProfile Linear(const std::string& name, int64_t rows) {
   TensorProfile tensor;
   tensor.name = name;
   tensor.shape = {10, 20};
-  tensor.is_linear_weight = tensor.has_bias = tensor.used = tensor.sfb_allowed = true;
+  tensor.bias = "fc.bias";
+  tensor.is_linear_weight = tensor.used = tensor.sfb_allowed = true;
   tensor.rows = rows;
   tensor.calls = 1;
   return tensor;
@@ -42,7 +43,7 @@ RankProfile Rich() {
   odd.shape = {};
   odd.dtype = DType::kOther;
   odd.factor_dtype = DType::kBFloat16;
-  odd.is_linear_weight = odd.has_bias = odd.used = odd.sfb_allowed = false;
+  odd.is_linear_weight = odd.used = odd.sfb_allowed = false;
   odd.reason = "hook on the weight";
   profile.tensors[2].sparse = true;
   profile.tensors[2].calls = 5;
@@ -60,12 +61,12 @@ TEST(EncodingRoundTrip) {
   const TensorProfile& fc = back.tensors[0];
   POSEIDON_CHECK_EQ(fc.name, "fc.weight");
   POSEIDON_CHECK_EQ(fc.shape, std::vector<int64_t>{10, 20});
-  POSEIDON_CHECK(fc.is_linear_weight && fc.has_bias && fc.used && fc.sfb_allowed && !fc.sparse);
+  POSEIDON_CHECK(fc.is_linear_weight && fc.bias == "fc.bias" && fc.used && fc.sfb_allowed && !fc.sparse);
   POSEIDON_CHECK_EQ(fc.rows, 32);
   const TensorProfile& odd = back.tensors[1];
   POSEIDON_CHECK_EQ(odd.dtype, DType::kOther);
   POSEIDON_CHECK_EQ(odd.factor_dtype, DType::kBFloat16);
-  POSEIDON_CHECK(!odd.is_linear_weight && !odd.has_bias && !odd.used && !odd.sfb_allowed);
+  POSEIDON_CHECK(!odd.is_linear_weight && odd.bias.empty() && !odd.used && !odd.sfb_allowed);
   POSEIDON_CHECK_EQ(odd.reason, "hook on the weight");
   POSEIDON_CHECK(back.tensors[2].sparse);
   POSEIDON_CHECK_EQ(back.tensors[2].calls, 5);
@@ -119,12 +120,13 @@ TEST(FirstObjectionWins) {
 
 TEST(UnusedRankHasNoSay) {
   TensorProfile unused = Linear("w", 0);
-  unused.used = unused.sfb_allowed = unused.is_linear_weight = unused.has_bias = false;
+  unused.used = unused.sfb_allowed = unused.is_linear_weight = false;
+  unused.bias.clear();
   unused.factor_dtype = DType::kOther;
   unused.reason = "never called";
   const MergedTensor merged = MergeOne({unused, Linear("w", 8), unused});
   POSEIDON_CHECK(merged.sfb_allowed);
-  POSEIDON_CHECK(merged.base.is_linear_weight && merged.base.has_bias);  // of the rank that used it
+  POSEIDON_CHECK(merged.base.is_linear_weight && !merged.base.bias.empty());  // of the rank that used it
   POSEIDON_CHECK_EQ(merged.base.factor_dtype, DType::kFloat32);
   const MergedTensor nobody = MergeOne({unused, unused});
   POSEIDON_CHECK(!nobody.sfb_allowed);
@@ -134,15 +136,15 @@ TEST(UnusedRankHasNoSay) {
 TEST(RanksThatUseItDifferently) {
   TensorProfile half = Linear("w", 8), no_bias = Linear("w", 8), conv = Linear("w", 8), sparse = Linear("w", 8);
   half.factor_dtype = DType::kFloat16;
-  no_bias.has_bias = false;
+  no_bias.bias.clear();
   conv.is_linear_weight = false;
   sparse.sparse = true;
   POSEIDON_CHECK_EQ(MergeOne({Linear("w", 8), half}).reason,
                     "rank 1: factors are float16 here and float32 on a lower rank");
   POSEIDON_CHECK_EQ(MergeOne({Linear("w", 8), no_bias}).reason,
-                    "rank 1: used without a bias here, with one on a lower rank");
+                    "rank 1: used with no bias here, with bias fc.bias on a lower rank");
   POSEIDON_CHECK_EQ(MergeOne({no_bias, Linear("w", 8)}).reason,
-                    "rank 1: used with a bias here, without one on a lower rank");
+                    "rank 1: used with bias fc.bias here, with no bias on a lower rank");
   const MergedTensor mixed = MergeOne({conv, Linear("w", 8)});
   POSEIDON_CHECK_EQ(mixed.reason, "rank 0: not used as the weight of a linear call");
   POSEIDON_CHECK(mixed.base.is_linear_weight);

@@ -10,7 +10,7 @@ MergedTensor Linear(int64_t m, int64_t n, int64_t global_rows) {
   MergedTensor tensor;
   tensor.base.name = "fc.weight";
   tensor.base.shape = {m, n};
-  tensor.base.is_linear_weight = tensor.base.has_bias = tensor.base.used = true;
+  tensor.base.is_linear_weight = tensor.base.used = true;
   tensor.global_rows = global_rows;
   tensor.sfb_allowed = true;
   return tensor;

@@ -39,7 +39,7 @@ void FactoredLayer::Append(const at::Tensor& x, const at::Tensor& d, bool last_p
     pass_open_ = true;
     several_passes_ = several_passes_ || !last_pass;
   }
-  if (rows_ == 0) pack_begin_ = Clock::now();
+  const Clock::time_point begin = Clock::now();
   const int64_t needed = std::max<int64_t>(1, rows_ + x.size(0));
   if (!message_.defined() || message_.size(0) < needed) {
     at::Tensor larger = at::empty({std::max(needed, rows_ * 2), layout_.row_elements()}, weight_.options().dtype(wire_type_));
@@ -48,6 +48,7 @@ void FactoredLayer::Append(const at::Tensor& x, const at::Tensor& d, bool last_p
   }
   PackRows(x, d, layout_, rows_, message_);
   rows_ += x.size(0);
+  pack_seconds_ += SecondsBetween(begin, Clock::now());
 }
 
 void FactoredLayer::EndPass() {
@@ -120,9 +121,9 @@ void FactoredLayer::ChooseResult(Target& t, bool* has_extra) {
   t.result = t.buffer;
 }
 
-Status FactoredLayer::PrepareMessage(Buffer* message, uint32_t* flags) {
+Status FactoredLayer::PrepareMessage(Buffer* message, uint32_t* flags, double* pack_seconds) {
   return Catching("Cannot send the factors of " + name_, [&] {
-    if (rows_ == 0) pack_begin_ = Clock::now();
+    const Clock::time_point begin = Clock::now();
     DropRowsTheUserDiscarded();
     bool extra[2] = {false, false};
     ChooseResult(targets_[kWeight], &extra[kWeight]);
@@ -134,6 +135,7 @@ Status FactoredLayer::PrepareMessage(Buffer* message, uint32_t* flags) {
     if (rows_ == 0) rows.zero_();
     *message = ToBuffer(rows);
     WriteFlag(message->data, message_rows, *flags, layout_, message->dtype);
+    *pack_seconds = std::exchange(pack_seconds_, 0.0) + SecondsBetween(begin, Clock::now());
     return Status::OK();
   });
 }
@@ -153,6 +155,7 @@ void FactoredLayer::FinishStep() {
 
 void FactoredLayer::DropStep() {
   rows_ = 0;
+  pack_seconds_ = 0;
   pass_open_ = several_passes_ = false;
   message_ = gathered_storage_ = gathered_ = at::Tensor();
   for (Target& t : targets_) {

@@ -60,7 +60,7 @@ class FactoredLayer final : public FactorLayer, public std::enable_shared_from_t
   int64_t rows() const { return rows_; }
 
   // Closes the message and chooses the buffers that receive the gradients.
-  Status PrepareMessage(Buffer* message, uint32_t* flags);
+  Status PrepareMessage(Buffer* message, uint32_t* flags, double* pack_seconds);
   // After the exchange: sets .grad where it was missing, and starts a new step.
   void FinishStep();
   // Forgets what was captured; buffers that may still be in flight are left to their exchange.
@@ -127,7 +127,7 @@ class FactoredLayer final : public FactorLayer, public std::enable_shared_from_t
   int64_t rows_ = 0;
   bool pass_open_ = false;    // rows of the current backward pass have been appended
   bool several_passes_ = false;
-  Clock::time_point pack_begin_;
+  double pack_seconds_ = 0;
   at::Tensor gathered_storage_;  // kept from step to step
   at::Tensor gathered_;
 };

@@ -92,7 +92,6 @@ void FactoredLayer::CheckBias(const at::Tensor& grad) {
 
 void FactoredLayer::FillProfile(TensorProfile* profile) const {
   profile->is_linear_weight = profiled_calls_ > 0;
-  profile->has_bias = profiled_bias_.defined();
   profile->factor_dtype = ToDType(profiled_type_);
   profile->rows = profiled_rows_;
   profile->calls = profiled_calls_;

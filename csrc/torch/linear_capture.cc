@@ -146,9 +146,8 @@ class LinearBackward final : public ag::Node {
         FactoredLayer& layer = *registration_.layer;
         if (layer.mode() == FactoredLayer::Mode::kCapture && CanCapture(layer, want_bias)) {
           // Before the input-gradient GEMM below: the factors travel while it runs.
-          owner->OnCaptured(layer, Rows(x, layer.layout().in_features), Rows(d, layer.layout().out_features));
-          want_weight = false;
-          want_bias = want_bias && !layer.has_bias();
+          want_weight = !owner->OnCaptured(layer, Rows(x, layer.layout().in_features), Rows(d, layer.layout().out_features));
+          want_bias = want_bias && (want_weight || !layer.has_bias());
         } else if (layer.mode() == FactoredLayer::Mode::kProfile && WillAccumulate(weight_leaf_)) {
           owner->OnProfiled(layer, Rows(x, layer.layout().in_features), Rows(d, layer.layout().out_features), bias_leaf_);
         }

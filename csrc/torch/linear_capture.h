@@ -6,7 +6,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <memory>
 
@@ -23,7 +23,8 @@ class CaptureOwner {
   virtual ~CaptureOwner() = default;
   // x (K x N) and d (K x M) of one call. bias: the parameter that the call used; undefined if none that wants a gradient.
   virtual void OnProfiled(FactoredLayer& layer, const at::Tensor& x, const at::Tensor& d, const at::Tensor& bias) = 0;
-  virtual void OnCaptured(FactoredLayer& layer, const at::Tensor& x, const at::Tensor& d) = 0;
+  // False: not taken, the node computes ordinary gradients.
+  virtual bool OnCaptured(FactoredLayer& layer, const at::Tensor& x, const at::Tensor& d) = 0;
 };
 
 // Idempotent. Process-wide and for ever.

@@ -1,0 +1,183 @@
+// poseidon_hvd._C: what Python sees of the engine. No logic here: conversions, Python's lock, and the table of exception types.
+#include <torch/extension.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "core/engine.h"
+#include "core/scheme.h"
+#include "horovod/horovod_transport.h"
+#include "torch/session.h"
+#include "torch/status_error.h"
+
+namespace py = pybind11;
+
+namespace poseidon {
+
+namespace {
+
+using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+// The engine and its transport are never freed: Horovod may call back into them while the process ends.
+std::shared_ptr<Engine> MakeEngine(double stall_warning_seconds, int rank) {
+  Engine::Options options;
+  options.stall_warning_seconds = stall_warning_seconds;
+  options.log_warning = [rank](const std::string& message) {
+    std::fprintf(stderr, "[poseidon_hvd] rank %d: %s\n", rank, message.c_str());
+  };
+  return std::shared_ptr<Engine>(new Engine(MakeHorovodTransport().release(), std::move(options)), [](Engine*) {});
+}
+
+template <typename T>
+T Parse(Status (*parse)(const std::string&, T*), const std::string& text) {
+  T value;
+  ThrowIfError(parse(text, &value));
+  return value;
+}
+
+// A compressor is Python code, called from autograd's threads and destroyed by whichever thread drops the session.
+std::function<at::Tensor(int, const at::Tensor&)> WrapCompressor(const py::object& compress) {
+  if (compress.is_none()) return nullptr;
+  std::shared_ptr<py::object> function(new py::object(compress), [](py::object* object) {
+    py::gil_scoped_acquire gil;
+    delete object;
+  });
+  return [function](int index, const at::Tensor& tensor) {
+    py::gil_scoped_acquire gil;
+    return (*function)(index, tensor).cast<at::Tensor>();
+  };
+}
+
+std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std::vector<std::string> names,
+                                     std::vector<at::Tensor> params, std::vector<std::vector<int>> groups, int op,
+                                     double prescale, double postscale, int passes_per_step, const std::string& compression,
+                                     const py::object& compress, bool sparse_as_dense, int process_set, int rank, int size,
+                                     std::string tag, const std::string& policy, const std::vector<std::string>& overrides,
+                                     std::string settings) {
+  SessionOptions options;
+  options.names = std::move(names);
+  options.params = std::move(params);
+  options.groups = std::move(groups);
+  options.reduction = {static_cast<ReduceOp>(op), prescale, postscale};
+  options.passes_per_step = passes_per_step;
+  options.compression = compression == "none"   ? CompressionKind::kNone
+                        : compression == "fp16" ? CompressionKind::kFp16
+                                                : CompressionKind::kPython;
+  options.compress = WrapCompressor(compress);
+  options.sparse_as_dense = sparse_as_dense;
+  options.process_set = process_set;
+  options.rank = rank;
+  options.size = size;
+  options.tag = std::move(tag);
+  options.policy = Parse(ParsePolicy, policy);
+  for (const std::string& value : overrides) options.overrides.push_back(Parse(ParseSchemeOverride, value));
+  options.settings = std::move(settings);
+  return Session::Create(engine, std::move(options));
+}
+
+py::dict ToDict(const TensorDecision& decision) {
+  py::dict dict;
+  dict["name"] = decision.name;
+  dict["scheme"] = Name(decision.scheme);
+  dict["allreduce_bytes"] = decision.allreduce_bytes;
+  dict["sfb_bytes"] = decision.sfb_bytes < 0 ? py::object(py::none()) : py::object(py::float_(decision.sfb_bytes));
+  dict["global_rows"] = decision.global_rows;
+  dict["reason"] = decision.reason;
+  return dict;
+}
+
+py::dict ToDict(const SessionStats& stats) {
+  py::dict schemes;
+  for (Scheme scheme : {Scheme::kAllreduce, Scheme::kSfb}) {
+    const SchemeStats& s = stats.by_scheme[static_cast<size_t>(scheme)];
+    py::dict dict;
+    dict["tensors"] = s.tensors;
+    dict["collectives"] = s.collectives;
+    dict["wire_bytes"] = s.bytes_sent;
+    dict["horovod_wire_bytes"] = s.dense_bytes;
+    dict["waited_seconds"] = s.waited_seconds;
+    dict["pack_seconds"] = s.pack_seconds;
+    dict["queue_seconds"] = s.queue_seconds;
+    dict["wire_seconds"] = s.wire_seconds;
+    dict["handoff_seconds"] = s.handoff_seconds;
+    dict["rebuild_seconds"] = s.rebuild_seconds;
+    schemes[Name(scheme)] = dict;
+  }
+  py::dict dict;
+  dict["steps"] = stats.steps;
+  dict["synchronize_seconds"] = stats.synchronize_seconds;
+  dict["schemes"] = schemes;
+  return dict;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (StatusError& error) {
+      PyErr_SetString(error.python_type(), error.what());
+    }
+  });
+
+  m.attr("horovod_version") = CompiledHorovodVersion();
+  m.attr("torch_version") = POSEIDON_TORCH_VERSION;
+  m.def("check_horovod_layout", [] { ThrowIfError(CheckHorovodLayout()); });
+  m.def("horovod_library_path", &HorovodLibraryPath);
+  // horovod_internal_error: raised when Horovod itself failed; elastic training recovers from exactly that type.
+  m.def("set_exceptions", [](const py::object& horovod_internal_error) {
+    StatusError::SetPythonType(StatusCode::kInvalidArgument, PyExc_ValueError);
+    StatusError::SetPythonType(StatusCode::kFailedPrecondition, PyExc_RuntimeError);
+    StatusError::SetPythonType(StatusCode::kInternal, PyExc_RuntimeError);
+    StatusError::SetPythonType(StatusCode::kAssertion, PyExc_AssertionError);
+    StatusError::SetPythonType(StatusCode::kAborted, horovod_internal_error.ptr());
+    StatusError::SetPythonType(StatusCode::kUnavailable, py::object(horovod_internal_error).release().ptr());
+  });
+
+  m.def("parse_policy", [](const std::string& text) { return Name(Parse(ParsePolicy, text)); });
+  m.def("parse_scheme_override", [](const std::string& text) { return Name(Parse(ParseSchemeOverride, text)); });
+
+  py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
+      .def(py::init(&MakeEngine), py::kw_only(), py::arg("stall_warning_seconds"), py::arg("rank"))
+      .def("stop", &Engine::Stop, ReleaseGil());
+
+  py::class_<Session, std::shared_ptr<Session>>(m, "Session")
+      .def(py::init(&MakeSession), py::kw_only(), py::arg("engine"), py::arg("names"), py::arg("params"), py::arg("groups"),
+           py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("passes_per_step"), py::arg("compression"),
+           py::arg("compress"), py::arg("sparse_as_dense"), py::arg("process_set"), py::arg("rank"), py::arg("size"),
+           py::arg("tag"), py::arg("policy"), py::arg("overrides"), py::arg("settings"))
+      .def("flush", &Session::Flush, ReleaseGil())
+      .def("finish", &Session::Finish, ReleaseGil())
+      .def("reset", &Session::Reset, ReleaseGil())
+      .def("set_passes_per_step", &Session::SetPassesPerStep, ReleaseGil())
+      .def("note_zeroed", &Session::NoteZeroed, ReleaseGil())
+      .def("has_open_handles", &Session::HasOpenHandles, ReleaseGil())
+      .def("touched_parameters", &Session::TouchedParameters, ReleaseGil())
+      .def("delays", &Session::Delays, ReleaseGil())
+      .def("active_parameters", &Session::ActiveParameters, ReleaseGil())
+      .def("take_warnings", &Session::TakeWarnings, ReleaseGil())
+      .def("decisions",
+           [](const Session& session) {
+             std::vector<TensorDecision> decisions;
+             {
+               py::gil_scoped_release release;
+               decisions = session.Decisions();
+             }
+             py::list list;
+             for (const TensorDecision& decision : decisions) list.append(ToDict(decision));
+             return list;
+           })
+      .def("stats", [](const Session& session) {
+        SessionStats stats;
+        {
+          py::gil_scoped_release release;
+          stats = session.Stats();
+        }
+        return ToDict(stats);
+      });
+}
+
+}  // namespace poseidon

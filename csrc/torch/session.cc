@@ -1,0 +1,389 @@
+#include "torch/session.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "torch/status_error.h"
+
+namespace poseidon {
+
+namespace {
+
+namespace ag = torch::autograd;
+
+constexpr char kTooManyPasses[] =
+    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+    "backward_passes_per_step to accumulate gradients locally.";
+
+// Runs after every execution of a parameter's gradient accumulator, also when the gradient is undefined because it was captured.
+class AccumulatorHook final : public ag::FunctionPostHook {
+ public:
+  AccumulatorHook(std::weak_ptr<Session> session, int index) : session_(std::move(session)), index_(index) {}
+  ag::variable_list operator()(const ag::variable_list& outputs, const ag::variable_list&) override {
+    if (auto session = session_.lock()) session->OnAccumulated(index_);
+    return outputs;
+  }
+
+ private:
+  const std::weak_ptr<Session> session_;
+  const int index_;
+};
+
+bool IsCandidate(const at::Tensor& param) {
+  return param.dim() == 2 && at::isFloatingType(param.scalar_type()) && param.layout() == at::kStrided &&
+         param.is_contiguous() && param.numel() > 0;
+}
+
+}  // namespace
+
+std::shared_ptr<Session> Session::Create(std::shared_ptr<Engine> engine, SessionOptions options) {
+  std::shared_ptr<Session> session(new Session(std::move(engine), std::move(options)));
+  std::lock_guard<std::mutex> lock(session->mutex_);
+  session->Attach();
+  return session;
+}
+
+Session::Session(std::shared_ptr<Engine> engine, SessionOptions options)
+    : engine_(std::move(engine)), options_(std::move(options)) {
+  parameters_.resize(options_.params.size());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& p = parameters_[i];
+    p.tensor = options_.params[i];
+    p.name = options_.names[i];
+    p.counter = PassCounter(options_.passes_per_step);
+    p.source = NewSource(p);
+  }
+  groups_.resize(options_.groups.size());
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    groups_[g].members = options_.groups[g];
+    for (int index : groups_[g].members) parameters_[index].group = static_cast<int>(g);
+  }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& p = parameters_[i];
+    const SchemeOverride wish = options_.overrides[i];
+    const bool may = options_.policy != Policy::kAllreduce || wish == SchemeOverride::kSfb;
+    if (may && wish != SchemeOverride::kAllreduce && p.group < 0 && CanFactor() && IsCandidate(p.tensor)) p.layer = NewLayer(p);
+  }
+}
+
+bool Session::CanFactor() const {
+  return (options_.reduction.op == ReduceOp::kAverage || options_.reduction.op == ReduceOp::kSum) &&
+         options_.compression != CompressionKind::kPython;
+}
+
+std::shared_ptr<FactoredLayer> Session::NewLayer(const Parameter& p) const {
+  const double scale = options_.reduction.op == ReduceOp::kAverage ? 1.0 / options_.size : 1.0;
+  return std::make_shared<FactoredLayer>(p.name, p.tensor, options_.compression == CompressionKind::kFp16, scale,
+                                         options_.reduction);
+}
+
+Session::~Session() {
+  for (Parameter& p : parameters_) {
+    if (p.layer) UnregisterLayer(*p.layer);
+    if (p.accumulator) p.accumulator->del_post_hook(p.hook_key);
+  }
+}
+
+// Idempotent: also notices parameters that were unfrozen, and accumulators that PyTorch replaced (module.to(dtype)).
+void Session::Attach() {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& p = parameters_[i];
+    if (!p.tensor.requires_grad()) continue;
+    if (p.accumulator && ag::impl::try_get_grad_accumulator(p.tensor) == p.accumulator) continue;
+    if (p.accumulator) p.accumulator->del_post_hook(p.hook_key);
+    p.accumulator = ag::impl::grad_accumulator(p.tensor);
+    p.hook_key = p.accumulator->add_post_hook(std::make_unique<AccumulatorHook>(weak_from_this(), static_cast<int>(i)));
+    if (!p.active && p.layer && !planned_) {
+      EnableLinearCapture();
+      RegisterLayer(p.layer, weak_from_this());
+    }
+    p.active = true;
+  }
+}
+
+// ---- Hooks -----------------------------------------------------------------------------------------------------------------
+
+void Session::OnProfiled(FactoredLayer& layer, const at::Tensor& x, const at::Tensor& d, const at::Tensor& bias) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  layer.Profile(x, d, bias);
+}
+
+bool Session::OnCaptured(FactoredLayer& layer, const at::Tensor& x, const at::Tensor& d) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = std::find_if(factored_.begin(), factored_.end(),
+                               [&](const Factored& f) { return parameters_[f.weight].layer.get() == &layer; });
+  if (it == factored_.end()) return false;  // a graph from before Reset
+  Parameter& weight = parameters_[it->weight];
+  if (weight.counter.sent() || weight.counter.remaining() <= 0) throw StatusError(Status::Assertion(kTooManyPasses));
+  layer.Append(x, d, /*last_pass=*/weight.counter.remaining() == 1);
+  if (NothingElseCanAdd(*it)) SendFactors(*it);
+  return true;
+}
+
+// In the last pass, with no call of this layer left to run: may something else in this backward still add to the weight or the bias?
+// Whatever could holds a reference to their gradient accumulator. So do we, and each live node of ours; when that explains all
+// references there is nothing else. More references than accounts only delay the send until the accumulator's own hook.
+bool Session::NothingElseCanAdd(const Factored& factored) const {
+  const Parameter& weight = parameters_[factored.weight];
+  const FactoredLayer& layer = *weight.layer;
+  if (weight.counter.remaining() != 1 || layer.pending_nodes != 0) return false;
+  if (static_cast<int64_t>(weight.accumulator.use_count()) != 1 + layer.live_weight_edges) return false;
+  if (factored.bias < 0) return true;
+  const Parameter& bias = parameters_[factored.bias];
+  return bias.counter.remaining() == 1 && bias.accumulator &&
+         static_cast<int64_t>(bias.accumulator.use_count()) == 1 + layer.live_bias_edges;
+}
+
+void Session::OnAccumulated(int index) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Parameter& p = parameters_[index];
+  const at::Tensor& grad = p.tensor.grad();
+  if (grad.defined() && grad.requires_grad()) {
+    throw StatusError(Status::Assertion("The gradient of " + p.name + " requires a gradient itself (backward with create_graph=True), "
+                                        "so it cannot be reduced in place. Use torch.autograd.grad for the inner gradient."));
+  }
+  const PassCounter::Event event = p.counter.OnPass();
+  if (event == PassCounter::Event::kTooMany) throw StatusError(Status::Assertion(kTooManyPasses));
+  if (Factored* factored = FactoredOf(p)) {
+    if (index == factored->weight) p.layer->EndPass();
+    SendFactorsIfReady(*factored);
+    return;
+  }
+  if (event != PassCounter::Event::kReady) return;
+  if (!planned_) CheckProfile(p);
+  if (grad.defined() && grad.is_sparse() && !options_.sparse_as_dense && p.group < 0) {
+    p.sparse_now = true;  // sent by Flush, when it is known that all ranks treat it as sparse
+  } else if (p.group >= 0) {
+    SendGroupIfReady(groups_[p.group], /*complete=*/false);
+  } else if (!p.sparse) {
+    SendDense(p);
+  }
+}
+
+// ---- Sending ---------------------------------------------------------------------------------------------------------------
+
+Session::Factored* Session::FactoredOf(const Parameter& parameter) {
+  if (parameter.layer_weight < 0) return nullptr;
+  const auto it = std::find_if(factored_.begin(), factored_.end(),
+                               [&](const Factored& f) { return f.weight == parameter.layer_weight; });
+  return it == factored_.end() ? nullptr : &*it;
+}
+
+std::shared_ptr<GradSource> Session::NewSource(const Parameter& p) const {
+  const int index = static_cast<int>(&p - parameters_.data());
+  return std::make_shared<GradSource>(p.name, p.tensor, options_.compression,
+                                      [compress = options_.compress, index](const at::Tensor& grad) { return compress(index, grad); });
+}
+
+void Session::Submit(const std::shared_ptr<Exchange>& exchange) {
+  ThrowIfError(engine_->Submit(exchange));
+  in_flight_.push_back(exchange);
+}
+
+void Session::SendDense(Parameter& p) {
+  if (!p.exchange || p.exchange->state() == Exchange::State::kInFlight) {
+    if (p.exchange) p.source = NewSource(p);  // left in flight by Reset: its buffers stay its own
+    const std::string name = WireName("allreduce", p.name);
+    p.exchange = std::make_shared<DenseExchange>(name, std::vector<DenseExchange::Member>{{name, p.source}},
+                                                 options_.reduction, options_.process_set, options_.size);
+  }
+  Submit(p.exchange);
+  p.counter.MarkSent();
+}
+
+void Session::SendGroupIfReady(Group& group, bool complete) {
+  if (group.sent) return;
+  if (!complete) {
+    for (int index : group.members) {
+      if (!parameters_[index].counter.ready()) return;
+    }
+  }
+  if (!group.exchange || group.exchange->state() == Exchange::State::kInFlight) {
+    std::vector<DenseExchange::Member> members;
+    for (int index : group.members) {
+      if (group.exchange) parameters_[index].source = NewSource(parameters_[index]);
+      members.push_back({WireName("allreduce", parameters_[index].name), parameters_[index].source});
+    }
+    const std::string name = members.front().wire_name;
+    group.exchange = std::make_shared<DenseExchange>(name, std::move(members), options_.reduction, options_.process_set,
+                                                     options_.size);
+  }
+  Submit(group.exchange);
+  group.sent = true;
+  for (int index : group.members) parameters_[index].counter.MarkSent();
+}
+
+void Session::SendFactorsIfReady(Factored& factored) {
+  if (!parameters_[factored.weight].counter.ready()) return;
+  if (factored.bias >= 0 && !parameters_[factored.bias].counter.ready()) return;
+  SendFactors(factored);
+}
+
+void Session::SendFactors(Factored& factored) {
+  Parameter& weight = parameters_[factored.weight];
+  if (weight.counter.sent()) return;
+  Buffer message;
+  uint32_t flags = 0;
+  double pack_seconds = 0;
+  ThrowIfError(weight.layer->PrepareMessage(&message, &flags, &pack_seconds));
+  factored.exchange->SetMessage(message, flags, pack_seconds);
+  Submit(factored.exchange);
+  weight.counter.MarkSent();
+  if (factored.bias >= 0) parameters_[factored.bias].counter.MarkSent();
+}
+
+std::vector<int> Session::Flush() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Attach();
+  if (!planned_) {
+    for (Parameter& p : parameters_) {
+      if (p.counter.touched() && !p.counter.ready()) CheckProfile(p);
+    }
+    ThrowIfError(AgreeOnPlan());
+  }
+  std::vector<int> sparse;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& p = parameters_[i];
+    if (!p.active || p.counter.sent()) continue;
+    if (Factored* factored = FactoredOf(p)) {
+      SendFactors(*factored);
+    } else if (p.sparse) {
+      sparse.push_back(static_cast<int>(i));
+      p.counter.MarkSent();
+    } else if (p.group >= 0) {
+      SendGroupIfReady(groups_[p.group], /*complete=*/true);
+    } else {
+      SendDense(p);
+    }
+  }
+  return sparse;
+}
+
+// ---- End of a step ---------------------------------------------------------------------------------------------------------
+
+std::vector<std::pair<int, at::Tensor>> Session::Finish() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  double waited[3] = {0, 0, 0};
+  const Clock::time_point begin = Clock::now();
+  Status status = engine_->Wait(in_flight_, waited);
+  stats_.synchronize_seconds += SecondsBetween(begin, Clock::now());
+  for (size_t scheme = 0; scheme < stats_.by_scheme.size(); ++scheme) stats_.by_scheme[scheme].waited_seconds += waited[scheme];
+  if (!status.ok()) {
+    AbandonStep();
+    ThrowIfError(Status(status.code(), "[rank " + std::to_string(options_.rank) + "] " + status.message()));
+  }
+  std::vector<std::pair<int, at::Tensor>> compressed;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& p = parameters_[i];
+    if (!p.counter.sent() || p.layer_weight >= 0 || p.sparse) continue;
+    p.source->FinishOnTrainingThread();
+    at::Tensor received = p.source->TakeCompressed();
+    if (received.defined()) compressed.emplace_back(static_cast<int>(i), std::move(received));
+  }
+  for (const auto& exchange : in_flight_) {
+    const auto* dense = dynamic_cast<const DenseExchange*>(exchange.get());
+    stats_.of(exchange->scheme()).Add(exchange->times(), exchange->wire(), dense ? dense->member_count() : 0);
+  }
+  std::vector<int> flagged;
+  for (Factored& factored : factored_) {
+    if (!parameters_[factored.weight].counter.sent()) continue;
+    parameters_[factored.weight].layer->FinishStep();
+    stats_.of(Scheme::kSfb).tensors += factored.bias >= 0 ? 2 : 1;
+    if (factored.exchange->gathered_flags() != 0) flagged.push_back(factored.weight);
+  }
+  EndStep();
+  ++stats_.steps;
+  // All ranks read the same flags, so all of them stop here or none.
+  for (int weight : flagged) {
+    StopFactored(weight, "part of its gradient came from elsewhere than linear calls in step " +
+                             std::to_string(stats_.steps - 1));
+  }
+  return compressed;
+}
+
+void Session::EndStep() {
+  in_flight_.clear();
+  for (Parameter& p : parameters_) {
+    p.counter.Reset();
+    p.sparse_now = false;
+  }
+  for (Group& group : groups_) group.sent = false;
+  if (std::exchange(adopt_next_plan_, false)) AdoptPlan();
+}
+
+void Session::AbandonStep() {
+  for (Factored& factored : factored_) {
+    if (factored.exchange->state() == Exchange::State::kInFlight) {
+      RenewFactored(factored);
+    } else {
+      parameters_[factored.weight].layer->DropStep();
+    }
+  }
+  adopt_next_plan_ = false;
+  EndStep();
+}
+
+void Session::Reset() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  AbandonStep();
+}
+
+void Session::SetPassesPerStep(int passes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (Parameter& p : parameters_) p.counter.SetPassesPerStep(passes);
+}
+
+void Session::NoteZeroed() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (Factored& factored : factored_) parameters_[factored.weight].layer->NoteZeroed();
+}
+
+// ---- Views -----------------------------------------------------------------------------------------------------------------
+
+bool Session::HasOpenHandles() const { return !TouchedParameters().empty(); }
+
+std::vector<int> Session::TouchedParameters() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<int> touched;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].counter.touched() || parameters_[i].counter.sent()) touched.push_back(static_cast<int>(i));
+  }
+  return touched;
+}
+
+std::vector<int> Session::Delays() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<int> delays;
+  for (const Parameter& p : parameters_) delays.push_back(p.counter.remaining());
+  return delays;
+}
+
+std::vector<int> Session::ActiveParameters() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<int> active;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].active) active.push_back(static_cast<int>(i));
+  }
+  return active;
+}
+
+std::vector<TensorDecision> Session::Decisions() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return plan_.decisions;
+}
+
+SessionStats Session::Stats() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return stats_;
+}
+
+std::vector<std::string> Session::TakeWarnings() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(warnings_, {});
+}
+
+}  // namespace poseidon

@@ -1,0 +1,160 @@
+// One distributed optimizer: its parameters, their hooks, what is in flight, and the agreed plan.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/dense_exchange.h"
+#include "core/engine.h"
+#include "core/pass_counter.h"
+#include "core/plan.h"
+#include "core/profile.h"
+#include "core/selector.h"
+#include "core/sfb_exchange.h"
+#include "core/stats.h"
+#include "torch/grad_source.h"
+#include "torch/linear_capture.h"
+
+namespace poseidon {
+
+struct SessionOptions {
+  std::vector<std::string> names;  // unique; one per parameter, in the same order on every rank
+  std::vector<at::Tensor> params;
+  std::vector<std::vector<int>> groups;  // of parameter indices; parameters in no group travel alone
+  Reduction reduction;
+  int passes_per_step = 1;
+  CompressionKind compression = CompressionKind::kNone;
+  // For kPython: parameter index and gradient -> what to send.
+  std::function<at::Tensor(int, const at::Tensor&)> compress;
+  bool sparse_as_dense = false;
+  int process_set = 0;
+  int rank = 0;  // in the process set
+  int size = 1;
+  std::string tag;  // makes wire names unique per optimizer
+  Policy policy = Policy::kBytes;
+  std::vector<SchemeOverride> overrides;  // one per parameter
+  std::string settings;                   // what must be equal on all ranks, one "key=value" per line
+};
+
+// Hooks call in on autograd's threads; everything else is called by the training thread. No method needs Python's lock, and
+// those that block must be called without it.
+class Session final : public CaptureOwner, public std::enable_shared_from_this<Session> {
+ public:
+  static std::shared_ptr<Session> Create(std::shared_ptr<Engine> engine, SessionOptions options);
+  ~Session() override;
+
+  // Enqueues everything that has not been sent: zeros, or no rows, for what got no gradient. In step 0 also agrees on the plan.
+  // Returns the parameters whose sparse gradients the caller must exchange now, the same list on all ranks.
+  std::vector<int> Flush();
+
+  // Waits for everything, sets gradients, and starts a new step. On failure the step is dropped and the error thrown. Returns
+  // the parameters whose gradients are to be decompressed by the caller (CompressionKind::kPython), with what was received.
+  std::vector<std::pair<int, at::Tensor>> Finish();
+
+  // Forgets the step in progress without waiting for what is in flight (load_state_dict; elastic recovery relies on it).
+  void Reset();
+
+  void SetPassesPerStep(int passes);
+  // The optimizer has just zeroed the gradients in place.
+  void NoteZeroed();
+
+  // ---- Views for Python: Horovod's private attributes, reports.
+  bool HasOpenHandles() const;
+  std::vector<int> TouchedParameters() const;
+  std::vector<int> Delays() const;
+  std::vector<int> ActiveParameters() const;
+  // The plan in force, one per parameter; empty until step 0 is over.
+  std::vector<TensorDecision> Decisions() const;
+  SessionStats Stats() const;
+  // Messages for the user since the last call; the caller turns them into warnings.
+  std::vector<std::string> TakeWarnings();
+
+  // ---- CaptureOwner
+  void OnProfiled(FactoredLayer& layer, const at::Tensor& x, const at::Tensor& d, const at::Tensor& bias) override;
+  bool OnCaptured(FactoredLayer& layer, const at::Tensor& x, const at::Tensor& d) override;
+
+  // The hook on the gradient accumulator of parameter `index`.
+  void OnAccumulated(int index);
+
+ private:
+  struct Parameter {
+    at::Tensor tensor;
+    std::string name;
+    NodePtr accumulator;     // keeps the hook alive; null while the parameter wants no gradient
+    uintptr_t hook_key = 0;
+    bool active = false;     // has wanted a gradient at some time: takes part in every step from then on
+    PassCounter counter{1};
+    std::shared_ptr<GradSource> source;
+    std::shared_ptr<DenseExchange> exchange;
+    std::shared_ptr<FactoredLayer> layer;  // of a matrix: candidate or captured weight
+    int layer_weight = -1;   // index of the weight whose SFB exchange carries this gradient (itself, or for its bias); -1: dense
+    int group = -1;
+    bool sparse = false;     // agreed: some rank has sparse gradients for it
+    bool sparse_now = false; // this rank has one in this step
+  };
+  // SFB of one layer.
+  struct Factored {
+    int weight = -1;
+    int bias = -1;
+    std::shared_ptr<SfbExchange> exchange;
+  };
+  struct Group {
+    std::vector<int> members;
+    std::shared_ptr<DenseExchange> exchange;
+    bool sent = false;
+  };
+
+  Session(std::shared_ptr<Engine> engine, SessionOptions options);
+
+  // All below: mutex_ held.
+  void Attach();
+  bool CanFactor() const;
+  Factored* FactoredOf(const Parameter& parameter);
+  void SendDense(Parameter& parameter);
+  void SendGroupIfReady(Group& group, bool complete);
+  void SendFactorsIfReady(Factored& factored);
+  void SendFactors(Factored& factored);
+  bool NothingElseCanAdd(const Factored& factored) const;
+  void CheckProfile(Parameter& parameter);
+  void Submit(const std::shared_ptr<Exchange>& exchange);
+  std::shared_ptr<GradSource> NewSource(const Parameter& p) const;
+  void EndStep();
+  void AbandonStep();
+
+  // Agreement (session_plan.cc).
+  Status AgreeOnPlan();
+  RankProfile LocalProfile() const;
+  std::string WhyNoLayer(const Parameter& p) const;
+  Status ReceivePlan();
+  void AdoptPlan();
+  void StartFactored(int weight_index);
+  void DecideBias(const Factored& factored, Scheme scheme);
+  void RenewFactored(Factored& factored);
+  void StopFactored(int weight_index, const std::string& reason);
+  std::shared_ptr<SfbExchange> NewSfbExchange(const Factored& factored) const;
+  std::shared_ptr<FactoredLayer> NewLayer(const Parameter& p) const;
+  std::string WireName(const char* kind, const std::string& name) const;
+
+  const std::shared_ptr<Engine> engine_;
+  const SessionOptions options_;
+
+  mutable std::mutex mutex_;  // guards everything below
+  std::vector<Parameter> parameters_;
+  std::vector<Group> groups_;
+  std::vector<Factored> factored_;
+  std::vector<std::shared_ptr<Exchange>> in_flight_;
+  bool planned_ = false;
+  Plan plan_;
+  Plan next_plan_;                // agreed in this step, in force from the next
+  MergedProfile merged_profile_;  // what it was made from
+  bool adopt_next_plan_ = false;
+  SessionStats stats_;
+  std::vector<std::string> warnings_;
+};
+
+}  // namespace poseidon

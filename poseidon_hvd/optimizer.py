@@ -1,0 +1,432 @@
+"""``DistributedOptimizer``: Horovod's, with sufficient factor broadcasting for the layers where it pays."""
+
+import hashlib
+import os
+import warnings
+from contextlib import contextmanager
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
+
+import torch
+from horovod.common.util import split_list
+from horovod.torch.compression import Compression
+from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, global_process_set, rocm_built, size, sparse_allreduce_async
+from horovod.torch.optimizer import DistributedOptimizer as _horovod_distributed_optimizer
+
+from . import _runtime
+from ._native import _C
+from .config import Config
+from .report import plan_table
+
+__all__ = ["DistributedOptimizer"]
+
+# Anything else is a compressor of the user's own.
+_COMPRESSION_KINDS = {Compression.none: "none", Compression.fp16: "fp16"}
+
+
+class _DistributedOptimizer(torch.optim.Optimizer):
+    """Methods of the class that DistributedOptimizer makes on top of the user's optimizer class.
+
+    As in Horovod there is exactly one level between it and the user's class, and ``__module__`` is Horovod's:
+    ``broadcast_optimizer_state`` tells by it whose plain ``step`` to call.
+    """
+
+    __module__ = "horovod.torch.optimizer"
+
+    def _setup(self, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, groups,
+               sparse_as_dense, process_set, config):
+        self._compression = compression
+        self._parameter_names = _name_parameters(self.param_groups, named_parameters)
+        self.backward_passes_per_step = backward_passes_per_step
+        self.op = op
+        self.gradient_predivide_factor = gradient_predivide_factor
+        self.sparse_as_dense = sparse_as_dense
+        self.process_set = process_set
+        self._groups = _check_groups(groups)
+        self._config = config
+        self._synchronized = False
+        self._should_synchronize = True
+        self._session = None
+        self._params = []
+        self._open_session()
+        _runtime.watch(self)
+
+    # ---- Session: everything that happens between ranks
+
+    def _open_session(self):
+        """Local: no rank waits for another here."""
+        # By name, so that the order is the same on every rank whatever container the parameters came from.
+        names = sorted((self._parameter_names[p], i) for i, p in enumerate(_all_parameters(self)))
+        params = _all_parameters(self)
+        self._params = [params[i] for _, i in names]
+        names = [name for name, _ in names]
+        overrides = self._config.overrides(names)  # validates, also where nothing will be sent
+        if not self.process_set.included() or (self.process_set.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"):
+            self._session = None
+            return
+        groups = self._index_groups()
+        compression = _COMPRESSION_KINDS.get(self._compression, "python")
+        average = self.op == Average
+        shapes = ",".join(f"{name}:{tuple(p.shape)}" for name, p in zip(names, self._params))
+        schemes = ",".join(f"{name}:{scheme}" for name, scheme in zip(names, overrides) if scheme != "auto")
+        settings = {
+            "policy": self._config.policy,
+            "schemes": schemes,
+            "op": self.op,
+            "compression": getattr(self._compression, "__name__", str(self._compression)),
+            "gradient_predivide_factor": self.gradient_predivide_factor,
+            "sparse_as_dense": self.sparse_as_dense,
+            "groups": ";".join(",".join(names[i] for i in group) for group in groups),
+        }
+        self._tag_owner = _TagOwner()
+        self._contexts = {}
+        self._session = _C.Session(
+            engine=_runtime.engine(),
+            names=names,
+            params=self._params,
+            groups=groups,
+            op=self.op,
+            prescale=1.0 / self.gradient_predivide_factor if average else 1.0,
+            postscale=self.gradient_predivide_factor if average else 1.0,
+            passes_per_step=self.backward_passes_per_step,
+            compression=compression,
+            compress=_compressor(self._compression, self._contexts) if compression == "python" else None,
+            sparse_as_dense=self.sparse_as_dense,
+            process_set=self.process_set.process_set_id,
+            rank=self.process_set.rank(),
+            size=self.process_set.size(),
+            tag=_runtime.claim_tag(hashlib.sha1(shapes.encode()).hexdigest()[:8], self._tag_owner),
+            policy=self._config.policy,
+            overrides=overrides,
+            settings="\n".join(f"{key}={value}" for key, value in settings.items()),
+        )
+
+    def _close_session(self):
+        self._session = None
+
+    def _reopen_session(self):
+        # Process sets other than the global one are not registered yet at this moment; the next call that needs one looks again.
+        if self._session is None and self.process_set is global_process_set:
+            self._open_session()
+
+    def _current_session(self):
+        """The session, or None where nothing is to be exchanged. Notices parameters added since."""
+        grown = len(_all_parameters(self)) != len(self._params)
+        if grown:
+            for p in _all_parameters(self):
+                if p not in self._parameter_names:
+                    self._parameter_names[p] = f"allreduce.noname.added.{len(self._parameter_names)}"
+        if grown or (self._session is None and self.process_set.included()):
+            self._open_session()
+        return self._session
+
+    # ---- Horovod's interface
+
+    def synchronize(self):
+        """Waits until every gradient has been reduced.
+
+        Sends what has not been sent: zeros for parameters that got no gradient. Afterwards ``p.grad`` holds the reduced gradient on
+        every rank.
+
+        Raises:
+            HorovodInternalError: Horovod failed, for example because another rank has died.
+            ValueError: ranks disagree (settings, parameters, shapes); the message names the difference.
+        """
+        session = self._current_session() if self.process_set.included() else None
+        if session is not None:
+            sparse = session.flush()
+            handles = [(i, self._sparse_async(self._params[i])) for i in sparse]
+            compressed = session.finish()
+            with torch.no_grad():
+                for i, handle in handles:
+                    grad = self._params[i].grad
+                    grad.zero_().add_(self._compression.decompress(handle(), grad.dtype))
+                for i, tensor in compressed:
+                    self._params[i].grad.copy_(self._compression.decompress(tensor, self._contexts.pop(i)))
+            for message in session.take_warnings():
+                warnings.warn(f"poseidon_hvd: {message}")
+        self._synchronized = True
+
+    def _sparse_async(self, p):
+        """Sparse gradients go Horovod's own way; a rank without one contributes no rows."""
+        if p.grad is None:
+            p.grad = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), torch.empty(0, *p.shape[1:], dtype=p.dtype), p.shape)
+        elif not p.grad.is_sparse:
+            p.grad = p.grad.to_sparse(1)
+        name = f"poseidon.sparse.{self._parameter_names[p]}"
+        return sparse_allreduce_async(p.grad, name=name, op=self.op, process_set=self.process_set)
+
+    @contextmanager
+    def skip_synchronize(self):
+        """Inside it ``step()`` does not synchronize, because ``synchronize()`` was called before::
+
+            optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        """
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure=None):
+        """Synchronizes, then does the wrapped optimizer's step.
+
+        With a closure the gradients that it computes are synchronized, every time it is called.
+        """
+        if self._should_synchronize and closure is not None:
+            if self._handles:
+                self.synchronize()
+            user_closure = closure
+
+            def closure():
+                loss = user_closure()
+                self.synchronize()
+                return loss
+
+        elif self._should_synchronize:
+            if self._synchronized:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). This "
+                    "reduces the gradients a second time. Use optimizer.skip_synchronize() if you call optimizer.synchronize()."
+                )
+            self.synchronize()
+        self._synchronized = False
+        return super(self.__class__, self).step(closure)
+
+    def zero_grad(self, *args, **kwargs):
+        """As the wrapped optimizer's, ``set_to_none`` included.
+
+        Raises:
+            AssertionError: gradients are still being reduced.
+        """
+        session = self._session
+        if session is not None and session.has_open_handles():
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
+                "This is prohibited as it can cause a race condition."
+            )
+        result = super(self.__class__, self).zero_grad(*args, **kwargs)
+        if session is not None:
+            session.note_zeroed()
+        return result
+
+    def load_state_dict(self, *args, **kwargs):
+        if self._session is not None:
+            self._session.reset()
+        self._synchronized = False
+        self._should_synchronize = True
+        return super(self.__class__, self).load_state_dict(*args, **kwargs)
+
+    def set_backward_passes_per_step(self, passes):
+        """The number of backward passes to accumulate before a step, from now on."""
+        if passes <= 0:
+            raise ValueError("backward_passes_per_step must be > 0")
+        self.backward_passes_per_step = passes
+        if self._session is not None:
+            self._session.set_passes_per_step(passes)
+
+    # ---- Ours
+
+    def scheme_report(self) -> str:
+        """A table of every tensor's scheme, what each scheme would send, and why this one; text for a terminal."""
+        size = self.process_set.size() if self.process_set.included() else 0
+        decisions = self._session.decisions() if self._session is not None else []
+        shapes = {self._parameter_names[p]: tuple(p.shape) for p in self._params}
+        return plan_table(decisions, shapes, policy=self._config.policy, size=size)
+
+    def stats(self) -> Dict[str, Any]:
+        """Counters since the start.
+
+        Returns:
+            ``steps``; ``synchronize_seconds``, the time that ``synchronize()`` blocked; and ``schemes``: for ``"allreduce"`` and
+            ``"sfb"`` a dict with ``tensors`` (gradients exchanged), ``collectives``, ``wire_bytes`` (payload that this rank sent, mean
+            over ranks), ``horovod_wire_bytes`` (what an allreduce of the same gradients would have sent), ``waited_seconds``, and
+            the stages ``pack_seconds``, ``queue_seconds``, ``wire_seconds``, ``handoff_seconds``, ``rebuild_seconds``, summed over
+            exchanges, which overlap.
+        """
+        if self._session is not None:
+            return self._session.stats()
+        keys = ("tensors", "collectives", "wire_bytes", "horovod_wire_bytes", "waited_seconds", "pack_seconds", "queue_seconds",
+                "wire_seconds", "handoff_seconds", "rebuild_seconds")
+        return {"steps": 0, "synchronize_seconds": 0.0, "schemes": {name: dict.fromkeys(keys, 0) for name in ("allreduce", "sfb")}}
+
+    # ---- Views of the session under the names that Horovod's users read
+
+    def _index_groups(self) -> List[List[int]]:
+        if self._groups is None:
+            return []
+        index = {p: i for i, p in enumerate(self._params)}
+        if isinstance(self._groups, list):
+            groups = [[index[p] for p in group if p in index and p.requires_grad] for group in self._groups]
+        else:
+            ordered = [index[p] for p in _all_parameters(self) if p.requires_grad]
+            groups = split_list(ordered, self._groups)
+        return [group for group in groups if len(group) > 1]
+
+    @property
+    def _handles(self) -> Dict[torch.Tensor, Tuple[Any, Any]]:
+        if self._session is None:
+            return {}
+        return {self._params[i]: (None, None) for i in self._session.touched_parameters()}
+
+    @property
+    def _allreduce_delay(self) -> Dict[torch.Tensor, int]:
+        if self._session is None:
+            return {p: self.backward_passes_per_step for p in self._params}
+        return dict(zip(self._params, self._session.delays()))
+
+    @property
+    def _requires_update(self) -> set:
+        return set() if self._session is None else {self._params[i] for i in self._session.active_parameters()}
+
+
+class _TagOwner:
+    """Lives as long as the session that uses a tag."""
+
+
+def _all_parameters(optimizer) -> List[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _compressor(compression, contexts):
+    def compress(index, grad):
+        tensor, contexts[index] = compression.compress(grad)
+        return tensor
+
+    return compress
+
+
+def _name_parameters(param_groups, named_parameters) -> Dict[torch.Tensor, str]:
+    """Parameter -> name, under Horovod's rules."""
+    if named_parameters is not None:
+        named_parameters = list(named_parameters)
+    else:
+        named_parameters = [
+            (f"allreduce.noname.{i}.{j}", v) for i, group in enumerate(param_groups) for j, v in enumerate(group["params"])
+        ]
+    if any(not isinstance(entry, tuple) for entry in named_parameters):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters()."
+        )
+    names = [name for name, _ in named_parameters]
+    duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) != len(names) else []
+    if duplicates:
+        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}")
+    named = {id(p) for _, p in named_parameters}
+    unnamed = [(i, j, p) for i, group in enumerate(param_groups) for j, p in enumerate(group["params"]) if id(p) not in named]
+    if unnamed:
+        where = ", ".join(f"param_groups[{i}]['params'][{j}] of shape {tuple(p.shape)}" for i, j, p in unnamed)
+        raise ValueError(
+            "named_parameters was specified, but one or more model parameters were not named. Python object ids: "
+            f"{', '.join(str(id(p)) for _, _, p in unnamed)} ({where})"
+        )
+    return {p: name for name, p in sorted(named_parameters, key=lambda entry: entry[0])}
+
+
+def _check_groups(groups):
+    if groups is None:
+        return None
+    if isinstance(groups, bool) or not isinstance(groups, (int, list)) or (isinstance(groups, int) and groups <= 0):
+        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+    if isinstance(groups, list):
+        seen = set()
+        for p in (p for group in groups for p in group):
+            if not isinstance(p, torch.Tensor):
+                raise ValueError("groups must consist of torch.Tensor.")
+            if id(p) in seen:
+                raise ValueError("A parameter can only appear once in groups.")
+            seen.add(id(p))
+    return groups
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
+    compression=Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Optional[Union[int, List[List[torch.Tensor]]]] = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+    *,
+    policy: Optional[str] = None,
+    schemes: Optional[Mapping[str, str]] = None,
+) -> torch.optim.Optimizer:
+    """An optimizer that reduces gradients over all ranks before each step, the cheaper way for each tensor.
+
+    A drop-in for ``horovod.torch.DistributedOptimizer``: same arguments, defaults and behaviour. In addition the gradient of a fully
+    connected layer may travel as its sufficient factors, the rows of its input x (K x N) and of its output's gradient d (K x M),
+    from which every rank rebuilds ``d^T x`` (Poseidon, arXiv 1706.03292, section 3.2). The first step runs dense and is observed;
+    then rank 0 chooses a scheme per tensor and all ranks follow. See ``scheme_report()`` and ``stats()`` of the result.
+
+    Args:
+        optimizer: the optimizer to wrap. Its state and hyperparameters are kept.
+        named_parameters: names of the parameters, usually ``model.named_parameters()``; the same on every rank.
+        compression: ``Compression.none``, ``Compression.fp16`` (gradients and factors travel in float16) or a compressor class (its
+            gradients are always allreduced).
+        backward_passes_per_step: backward passes to accumulate locally before a step; their gradients are summed.
+        op: ``Average``, ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum`` (Horovod's own implementation). SFB is for averages and sums.
+        gradient_predivide_factor: for ``Average``: divide by it before the sum and multiply after.
+        num_groups: deprecated, use ``groups``.
+        groups: number of groups, or lists of parameters, whose gradients are reduced together; these are always allreduced.
+        sparse_as_dense: reduce sparse gradients as dense ones.
+        process_set: the ranks that take part.
+        policy: ``"bytes"`` (default: what sends fewer bytes), ``"allreduce"`` or ``"sfb"``; default from ``POSEIDON_POLICY``.
+        schemes: pattern of parameter names -> ``"auto"``, ``"allreduce"`` or ``"sfb"``; default from ``POSEIDON_SCHEMES``
+            (``"fc*.weight=sfb,head.weight=allreduce"``). A layer is named by its weight; its bias goes with it.
+
+    Returns:
+        An instance of a subclass of the optimizer's class, with Horovod's ``synchronize()`` and ``skip_synchronize()``.
+
+    Raises:
+        ValueError: an argument that Horovod would refuse, or an unknown policy, scheme or pattern.
+        TypeError: ``torch.optim.LBFGS``, which calls its closure a different number of times on each rank.
+    """
+    if gradient_predivide_factor != 1.0:
+        if rocm_built():
+            raise ValueError("gradient_predivide_factor not supported yet with ROCm")
+        if op != Average:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if num_groups != 0:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(
+            "torch.optim.LBFGS cannot be distributed: each rank would evaluate its closure, and so reduce gradients, a different "
+            "number of times and wait for the others for ever."
+        )
+    config = Config.resolve(policy, schemes)
+    horovod_size = size()  # raises if Horovod is not initialized
+
+    own_path = None
+    if op == Adasum and horovod_size > 1:
+        own_path = "op=Adasum reduces updates instead of gradients"
+    elif any(p.device.type != "cpu" for group in optimizer.param_groups for p in group["params"]):
+        own_path = "this version exchanges gradients of CPU tensors only"
+    if own_path is not None:
+        if config.policy != Config.policy or config.schemes:
+            warnings.warn(f"poseidon_hvd: {own_path}; Horovod's own optimizer is used, and policy and schemes are ignored.", stacklevel=2)
+        return _horovod_distributed_optimizer(
+            optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, 0, groups,
+            sparse_as_dense, process_set,
+        )
+
+    base = type(optimizer)
+    if issubclass(base, torch.optim.Optimizer) and "_open_session" in base.__dict__:  # wrapped before: start from the user's class
+        optimizer._close_session()
+        base = base.__mro__[1]
+    attributes = {key: value for key, value in _DistributedOptimizer.__dict__.items() if key not in ("__dict__", "__weakref__")}
+    wrapped_class = type(base.__name__, (base,), attributes)
+    # Not through the user's __init__, which would lose the state and whatever else it was given; and without step(), which a
+    # scheduler may have bound to the instance.
+    wrapped = wrapped_class.__new__(wrapped_class)
+    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapped._setup(named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, groups, sparse_as_dense,
+                   process_set, config)
+    return wrapped
