@@ -44,7 +44,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   virtual Status Begin(Engine& engine) = 0;
 
   enum class Progress { kPending, kDone };
-  // After every collective enqueued so far has completed. Sets *progress to kPending if it enqueued more.
+  // After every collective enqueued so far has completed. Sets *progress to kPending if it enqueued more. When it fails, the
+  // exchange ends after what it had enqueued by then.
   // Runs on the engine thread, or on the transport's thread when cheap_advance().
   virtual Status Advance(Engine& engine, Progress* progress) = 0;
 
