@@ -10,4 +10,5 @@ _ALL = [(ranks, module, name) for ranks in (2, 4) for module in MODULES for name
 @pytest.mark.parametrize(("ranks", "module", "case"), _ALL, ids=[f"{ranks}-{module}-{name}" for ranks, module, name in _ALL])
 def test_case(ranks, module, case, campaigns):
     outcome = campaigns.outcome(ranks, module, case)
-    assert outcome.passed, outcome.text
+    if not outcome.passed:
+        pytest.fail(outcome.text, pytrace=False)

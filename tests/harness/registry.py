@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 from typing import Callable, Dict, Sequence
 
-MODULES = ("linear", "extra")
+MODULES = ("linear", "extra", "passes", "unused", "graphs")
 
 
 @dataclasses.dataclass(frozen=True)
