@@ -1,0 +1,187 @@
+"""Embeddings with dense and with sparse gradients."""
+
+import torch
+from torch.nn import Embedding, EmbeddingBag, Linear, Module
+
+from cases.linear import loss_of
+from harness.compare import Step, check, relative_error, schemes_of
+from harness.registry import case
+
+import poseidon_hvd as hvd
+
+
+class Words(Module):
+    def __init__(self, sparse, padding=None):
+        super().__init__()
+        self.embed = Embedding(10, 4, sparse=sparse, padding_idx=padding)
+        self.head = Linear(4, 3)
+
+    def forward(self, ids):
+        return self.head(self.embed(ids))
+
+
+def run_words(m, t):
+    loss_of(m(t.ids(10, 5, 3))).backward()
+
+
+@case
+def dense_embedding(rank):
+    check(rank, lambda: Words(False), run_words, expect={"embed.weight": "allreduce", "head.*": "sfb"})
+
+
+@case
+def dense_embedding_called_with_two_shapes(rank):
+    def run(m, t):
+        loss_of(m(t.ids(10, 4, 1)).sum() + m(t.ids(10, 4, 7, salt=1)).sum()).backward()
+
+    check(rank, lambda: Words(False), run, expect={"embed.weight": "allreduce", "head.*": "sfb"})
+
+
+@case
+def padding_index(rank):
+    def run(m, t):
+        ids = t.ids(10, 5, 3)
+        ids[0, 0] = 9
+        loss_of(m(ids)).backward()
+
+    runs = check(rank, lambda: Words(False, padding=-1), run, expect={"embed.weight": "allreduce"})
+    assert runs.model.embed.weight.grad[9].count_nonzero() == 0
+
+
+@case
+def sparse_embedding(rank):
+    """The gradient stays sparse, repeated rows included. SGD with momentum takes no sparse gradients."""
+    runs = check(rank, lambda: Words(True), run_words, expect={"head.*": "sfb"}, optimizer=lambda p: torch.optim.SGD(p, lr=0.05))
+    assert runs.model.embed.weight.grad.is_sparse
+    assert schemes_of(runs.optimizer)["embed.weight"] not in ("sfb", "allreduce")
+
+
+@case
+def sparse_embedding_two_passes(rank):
+    def run(m, t):
+        for salt in range(2):
+            loss_of(m(t.ids(10, 5, 3, salt=salt))).backward()
+
+    check(rank, lambda: Words(True), run, expect={"head.*": "sfb"}, optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+          backward_passes_per_step=2)
+
+
+@case
+def sparse_embedding_op_sum(rank):
+    check(rank, lambda: Words(True), run_words, expect={"head.*": "sfb"}, optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+          op=rank.horovod.Sum)
+
+
+@case
+def sparse_embedding_unused_on_one_rank(rank):
+    """Plain Horovod hangs: one rank gathers rows, the other reduces zeros."""
+
+    def run(m, t):
+        if t.index >= 1 and rank.rank == t.index % rank.size:
+            loss_of(m.head(t.x(5, 4))).backward()
+        else:
+            run_words(m, t)
+
+    check(rank, lambda: Words(True), run, expect={"head.*": "sfb"}, optimizer=lambda p: torch.optim.SGD(p, lr=0.05), horovod=False)
+
+
+@case
+def sparse_embedding_unused_in_the_profiling_step(rank):
+    def run(m, t):
+        if t.index == 0 and rank.rank == 0:
+            loss_of(m.head(t.x(5, 4))).backward()
+        else:
+            run_words(m, t)
+
+    check(rank, lambda: Words(True), run, expect={"head.*": "sfb"}, optimizer=lambda p: torch.optim.SGD(p, lr=0.05), horovod=False)
+
+
+@case
+def sparse_embedding_unused_on_all_ranks(rank):
+    def run(m, t):
+        if t.index == 2:
+            loss_of(m.head(t.x(5, 4))).backward()
+        else:
+            run_words(m, t)
+
+    check(rank, lambda: Words(True), run, expect={"head.*": "sfb"}, optimizer=lambda p: torch.optim.SGD(p, lr=0.05), horovod=False)
+
+
+@case
+def sparse_embedding_that_starts_after_the_plan(rank):
+    """Nobody saw a sparse gradient in step 0; later one rank has one and another has none."""
+
+    def run(m, t):
+        if t.index < 2 or rank.rank == 0:
+            loss_of(m.head(t.x(5, 4))).backward()
+        else:
+            run_words(m, t)
+
+    check(rank, lambda: Words(True), run, expect={"head.*": "sfb"}, optimizer=lambda p: torch.optim.SGD(p, lr=0.05), horovod=False)
+
+
+@case
+def sparse_as_dense(rank):
+    runs = check(rank, lambda: Words(True), run_words, expect={"embed.weight": "allreduce", "head.*": "sfb"}, sparse_as_dense=True)
+    assert not runs.model.embed.weight.grad.is_sparse
+
+
+@case
+def sparse_as_dense_unused_on_one_rank(rank):
+    def run(m, t):
+        if rank.rank == t.index % rank.size:
+            loss_of(m.head(t.x(5, 4))).backward()
+        else:
+            run_words(m, t)
+
+    check(rank, lambda: Words(True), run, expect={"embed.weight": "allreduce", "head.*": "sfb"}, sparse_as_dense=True, horovod=False)
+
+
+@case
+def sparse_with_fp16_compression(rank):
+    """Plain Horovod raises AttributeError."""
+    check(rank, lambda: Words(True), run_words, expect={"head.*": "sfb"}, optimizer=lambda p: torch.optim.SGD(p, lr=0.05), horovod=False,
+          compression=rank.horovod.Compression.fp16, floor=torch.finfo(torch.float16).eps)
+
+
+@case
+def embedding_bag(rank):
+    class Model(Module):
+        def __init__(self):
+            super().__init__()
+            self.bag = EmbeddingBag(10, 4, sparse=True, mode="sum")
+            self.head = Linear(4, 3)
+
+        def forward(self, ids):
+            return self.head(self.bag(ids))
+
+    check(rank, Model, lambda m, t: loss_of(m(t.ids(10, 5, 3))).backward(), expect={"head.*": "sfb"},
+          optimizer=lambda p: torch.optim.SGD(p, lr=0.05))
+
+
+@case
+def sparse_adam_and_adam(rank):
+    """Two optimizers over one model: SparseAdam for the table, Adam for the rest."""
+
+    def script(wrap, t):
+        m = Words(True).to(t.dtype)
+        tables = wrap(torch.optim.SparseAdam(list(m.embed.parameters()), lr=0.01), named_parameters=[("embed.weight", m.embed.weight)])
+        rest = wrap(torch.optim.Adam(m.head.parameters(), lr=0.01), named_parameters=list(m.head.named_parameters(prefix="head")))
+        for step in range(5):
+            tables.zero_grad()
+            rest.zero_grad()
+            loss_of(m(rank.integers(step, 10, 5, 3))).backward()
+            tables.step()
+            rest.step()
+        return list(m.named_parameters())
+
+    # Adam divides by the square root of a gradient's square: where a gradient is nearly zero its rounding decides a whole
+    # step, so the floor is wider. Reference gradients are dense, and SparseAdam refuses those, so only Horovod is compared.
+    results = {}
+    for kind, wrap in (("horovod", rank.horovod.DistributedOptimizer),
+                       ("poseidon", lambda *a, **k: hvd.DistributedOptimizer(*a, policy="sfb", **k))):
+        torch.manual_seed(7)
+        results[kind] = dict(script(wrap, Step(rank, 0, kind, torch.float32, torch.float32)))
+    for name, p in results["poseidon"].items():
+        assert relative_error(p.detach(), results["horovod"][name].detach().double()) < 1e-4, name
+    rank.assert_same_everywhere(results["poseidon"].values(), "parameters")
