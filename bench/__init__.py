@@ -1,0 +1,1 @@
+"""Measuring instruments of poseidon_hvd. Not part of the installed package."""
