@@ -19,6 +19,9 @@ from .report import plan_table
 
 __all__ = ["DistributedOptimizer"]
 
+# None: Horovod's own limit, as many as fit an int. Tests make it small.
+_MAX_GATHERED_ELEMENTS = None
+
 # Anything else is a compressor of the user's own.
 _COMPRESSION_KINDS = {Compression.none: "none", Compression.fp16: "fp16"}
 
@@ -97,6 +100,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             tag=_runtime.claim_tag(hashlib.sha1(shapes.encode()).hexdigest()[:8], self._tag_owner),
             policy=self._config.policy,
             overrides=overrides,
+            max_gathered_elements=_MAX_GATHERED_ELEMENTS,
             settings="\n".join(f"{key}={value}" for key, value in settings.items()),
         )
 
@@ -109,13 +113,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._open_session()
 
     def _current_session(self):
-        """The session, or None where nothing is to be exchanged. Notices parameters added since."""
-        grown = len(_all_parameters(self)) != len(self._params)
-        if grown:
-            for p in _all_parameters(self):
-                if p not in self._parameter_names:
-                    self._parameter_names[p] = f"allreduce.noname.added.{len(self._parameter_names)}"
-        if grown or (self._session is None and self.process_set.included()):
+        """The session, or None where nothing is to be exchanged."""
+        if self._session is None and self.process_set.included():
             self._open_session()
         return self._session
 
@@ -212,6 +211,16 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             session.note_zeroed()
         return result
 
+    def add_param_group(self, param_group):
+        """Parameters may be added between steps, on all ranks alike; the next step observes again and makes a new plan."""
+        if self._handles:
+            raise RuntimeError("add_param_group() was called while gradients are being reduced. Call it after step().")
+        super(self.__class__, self).add_param_group(param_group)
+        group = len(self.param_groups) - 1
+        for index, p in enumerate(self.param_groups[-1]["params"]):
+            self._parameter_names.setdefault(p, f"allreduce.noname.{group}.{index}")
+        self._open_session()
+
     def load_state_dict(self, *args, **kwargs):
         if self._session is not None:
             self._session.reset()
@@ -240,7 +249,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Counters since the start.
 
         Returns:
-            ``steps``; ``synchronize_seconds``, the time that ``synchronize()`` blocked; and ``schemes``: for ``"allreduce"`` and
+            ``steps``; ``synchronize_seconds``, the time that ``synchronize()`` blocked; ``early_messages``, how many factor messages left
+            before their layer's own input-gradient GEMM; and ``schemes``: for ``"allreduce"`` and
             ``"sfb"`` a dict with ``tensors`` (gradients exchanged), ``collectives``, ``wire_bytes`` (payload that this rank sent, mean
             over ranks), ``horovod_wire_bytes`` (what an allreduce of the same gradients would have sent), ``waited_seconds``, and
             the stages ``pack_seconds``, ``queue_seconds``, ``wire_seconds``, ``handoff_seconds``, ``rebuild_seconds``, summed over
@@ -250,7 +260,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             return self._session.stats()
         keys = ("tensors", "collectives", "wire_bytes", "horovod_wire_bytes", "waited_seconds", "pack_seconds", "queue_seconds",
                 "wire_seconds", "handoff_seconds", "rebuild_seconds")
-        return {"steps": 0, "synchronize_seconds": 0.0, "schemes": {name: dict.fromkeys(keys, 0) for name in ("allreduce", "sfb")}}
+        return {"steps": 0, "synchronize_seconds": 0.0, "early_messages": 0, "schemes": {name: dict.fromkeys(keys, 0) for name in ("allreduce", "sfb")}}
 
     # ---- Views of the session under the names that Horovod's users read
 

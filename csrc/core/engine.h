@@ -47,7 +47,8 @@ class Engine {
   Status Wait(const std::vector<std::shared_ptr<Exchange>>& exchanges, double* waited_seconds = nullptr);
 
   // Ends the thread; exchanges still in flight fail with kAborted, also later ones. Idempotent; waits for the exchange being
-  // advanced. In a forked child, where the thread does not exist, it only marks.
+  // advanced. In a forked child, where the thread does not exist, it only lets go of it. Not for several threads at
+  // once.
   void Stop();
 
   Transport& transport() { return *transport_; }

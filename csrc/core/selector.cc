@@ -13,7 +13,7 @@ namespace {
 // Why SFB cannot carry this tensor; empty if it can.
 std::string Obstacle(const MergedTensor& tensor) {
   const TensorProfile& base = tensor.base;
-  if (!base.is_linear_weight) return "not a linear weight";
+  if (!base.is_linear_weight) return base.shape.size() == 2 && !tensor.reason.empty() ? tensor.reason : "not a linear weight";
   if (!tensor.sfb_allowed) return tensor.reason;
   if (base.shape.size() != 2 || NumElements(base.shape) == 0) return "weight of shape " + ShapeText(base.shape);
   if (!IsFloating(base.factor_dtype)) return std::string("factors are ") + Name(base.factor_dtype);

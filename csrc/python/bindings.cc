@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -55,7 +56,7 @@ std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std:
                                      double prescale, double postscale, int passes_per_step, const std::string& compression,
                                      const py::object& compress, bool sparse_as_dense, int process_set, int rank, int size,
                                      std::string tag, const std::string& policy, const std::vector<std::string>& overrides,
-                                     std::string settings) {
+                                     std::string settings, std::optional<int64_t> max_gathered_elements) {
   SessionOptions options;
   options.names = std::move(names);
   options.params = std::move(params);
@@ -74,6 +75,7 @@ std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std:
   options.policy = Parse(ParsePolicy, policy);
   for (const std::string& value : overrides) options.overrides.push_back(Parse(ParseSchemeOverride, value));
   options.settings = std::move(settings);
+  if (max_gathered_elements) options.max_gathered_elements = *max_gathered_elements;
   return Session::Create(engine, std::move(options));
 }
 
@@ -108,6 +110,7 @@ py::dict ToDict(const SessionStats& stats) {
   py::dict dict;
   dict["steps"] = stats.steps;
   dict["synchronize_seconds"] = stats.synchronize_seconds;
+  dict["early_messages"] = stats.early_messages;
   dict["schemes"] = schemes;
   return dict;
 }
@@ -148,7 +151,8 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init(&MakeSession), py::kw_only(), py::arg("engine"), py::arg("names"), py::arg("params"), py::arg("groups"),
            py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("passes_per_step"), py::arg("compression"),
            py::arg("compress"), py::arg("sparse_as_dense"), py::arg("process_set"), py::arg("rank"), py::arg("size"),
-           py::arg("tag"), py::arg("policy"), py::arg("overrides"), py::arg("settings"))
+           py::arg("tag"), py::arg("policy"), py::arg("overrides"), py::arg("settings"),
+           py::arg("max_gathered_elements") = std::nullopt)
       .def("flush", &Session::Flush, ReleaseGil())
       .def("finish", &Session::Finish, ReleaseGil())
       .def("reset", &Session::Reset, ReleaseGil())

@@ -44,6 +44,7 @@ RankProfile Rich() {
   odd.dtype = DType::kOther;
   odd.factor_dtype = DType::kBFloat16;
   odd.is_linear_weight = odd.used = odd.sfb_allowed = false;
+  odd.bias.clear();
   odd.reason = "hook on the weight";
   profile.tensors[2].sparse = true;
   profile.tensors[2].calls = 5;

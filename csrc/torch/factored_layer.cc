@@ -22,10 +22,11 @@ FactoredLayer::FactoredLayer(std::string name, at::Tensor weight, bool fp16_wire
   targets_[kWeight].param = weight_;
 }
 
-void FactoredLayer::StartCapture(at::Tensor bias, at::ScalarType wire_type) {
+void FactoredLayer::StartCapture(at::Tensor bias, at::ScalarType wire_type, int64_t max_rows) {
   bias_ = std::move(bias);
   targets_[kBias].param = bias_;
   wire_type_ = wire_type;
+  max_rows_ = max_rows;
   probe_ = probe_sum_ = probe_scale_ = bias_sum_ = profiled_bias_ = at::Tensor();
   set_mode(Mode::kCapture);
 }
@@ -51,6 +52,10 @@ void FactoredLayer::Append(const at::Tensor& x, const at::Tensor& d, bool last_p
   pack_seconds_ += SecondsBetween(begin, Clock::now());
 }
 
+bool FactoredLayer::Accepts(at::ScalarType type) const {
+  return fp16_wire_ || at::promote_types(type, wire_type_) == wire_type_;
+}
+
 void FactoredLayer::EndPass() {
   pass_open_ = false;
   if (!several_passes_) return;
@@ -73,12 +78,33 @@ void FactoredLayer::DropRowsTheUserDiscarded() {
   const at::Tensor& grad = t.param.grad();
   if (!grad.defined() || grad.unsafeGetTensorImpl() != t.known || HoldsNothing(t)) {
     rows_ = 0;
+    for (Target& each : targets_) each.known = nullptr;
     return;
   }
   throw StatusError(Status::FailedPrecondition(
       "The gradient of " + name_ + " was modified between two backward passes of one step. Its part that travels as sufficient "
       "factors is not in .grad yet and cannot be modified there. Modify gradients after synchronize(), or set "
       "schemes={'" + name_ + "': 'allreduce'}."));
+}
+
+// More rows than one collective can take. How many rows the other ranks have is unknown, so this rank alone must get by: it
+// multiplies its own factors and sends the result the way any gradient goes that factors do not cover.
+void FactoredLayer::SpillRows() {
+  const at::Tensor rows = message_.narrow(0, 0, std::exchange(rows_, 0));
+  for (Part part : {kWeight, kBias}) {
+    Target& t = targets_[part];
+    if (!t.param.defined()) continue;
+    at::Tensor& grad = t.param.mutable_grad();
+    const bool add = grad.defined();
+    at::Tensor local = at::empty(t.param.sizes(), t.param.options().requires_grad(false));
+    part == kWeight ? RebuildWeight(rows, layout_, /*scale=*/1.0, /*add=*/false, local)
+                    : RebuildBias(rows, layout_, /*scale=*/1.0, /*add=*/false, local);
+    if (add) {
+      grad.add_(local);
+    } else {
+      grad = local;
+    }
+  }
 }
 
 void FactoredLayer::Know(Target& t, bool zero) {
@@ -125,6 +151,7 @@ Status FactoredLayer::PrepareMessage(Buffer* message, uint32_t* flags, double* p
   return Catching("Cannot send the factors of " + name_, [&] {
     const Clock::time_point begin = Clock::now();
     DropRowsTheUserDiscarded();
+    if (rows_ > max_rows_) SpillRows();
     bool extra[2] = {false, false};
     ChooseResult(targets_[kWeight], &extra[kWeight]);
     if (has_bias()) ChooseResult(targets_[kBias], &extra[kBias]);

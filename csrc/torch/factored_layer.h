@@ -48,10 +48,15 @@ class FactoredLayer final : public FactorLayer, public std::enable_shared_from_t
   const at::Tensor& profiled_bias() const { return profiled_bias_; }
 
   // ---- From the plan on.
-  // bias: undefined if the layer has none or another owner reduces it.
-  void StartCapture(at::Tensor bias, at::ScalarType wire_type);
+  // bias: undefined if the layer has none or another owner reduces it. max_rows: of this rank in one message; more than
+  // that are reduced here and travel as an extra gradient.
+  void StartCapture(at::Tensor bias, at::ScalarType wire_type, int64_t max_rows);
   const FactorLayout& layout() const { return layout_; }
   at::ScalarType wire_type() const { return wire_type_; }
+  int64_t max_rows() const { return max_rows_; }
+
+  // False for factors that would lose digits in the agreed wire type, as when autocast has been switched off since step 0.
+  bool Accepts(at::ScalarType type) const;
 
   // Appends a call's rows to this step's message. last_pass: no more backward passes follow in this step.
   void Append(const at::Tensor& x, const at::Tensor& d, bool last_pass);
@@ -97,6 +102,7 @@ class FactoredLayer final : public FactorLayer, public std::enable_shared_from_t
   bool HoldsNothing(Target& target);
   void ChooseResult(Target& target, bool* has_extra);
   void DropRowsTheUserDiscarded();
+  void SpillRows();
 
   const std::string name_;
   const at::Tensor weight_;
@@ -108,6 +114,7 @@ class FactoredLayer final : public FactorLayer, public std::enable_shared_from_t
 
   FactorLayout layout_;
   at::ScalarType wire_type_ = at::kFloat;
+  int64_t max_rows_ = 0;
   Target targets_[2];
 
   // Step 0.

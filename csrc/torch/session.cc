@@ -117,10 +117,14 @@ bool Session::OnCaptured(FactoredLayer& layer, const at::Tensor& x, const at::Te
   const auto it = std::find_if(factored_.begin(), factored_.end(),
                                [&](const Factored& f) { return parameters_[f.weight].layer.get() == &layer; });
   if (it == factored_.end()) return false;  // a graph from before Reset
+  if (!layer.Accepts(x.scalar_type())) return false;
   Parameter& weight = parameters_[it->weight];
   if (weight.counter.sent() || weight.counter.remaining() <= 0) throw StatusError(Status::Assertion(kTooManyPasses));
   layer.Append(x, d, /*last_pass=*/weight.counter.remaining() == 1);
-  if (NothingElseCanAdd(*it)) SendFactors(*it);
+  if (NothingElseCanAdd(*it)) {
+    SendFactors(*it);
+    ++stats_.early_messages;
+  }
   return true;
 }
 

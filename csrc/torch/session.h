@@ -38,6 +38,7 @@ struct SessionOptions {
   std::string tag;  // makes wire names unique per optimizer
   Policy policy = Policy::kBytes;
   std::vector<SchemeOverride> overrides;  // one per parameter
+  int64_t max_gathered_elements = kMaxCollectiveElements;  // of one allgather, all ranks together
   std::string settings;                   // what must be equal on all ranks, one "key=value" per line
 };
 

@@ -169,9 +169,9 @@ void Session::StartFactored(int weight_index) {
     if (parameters_[i].name == profile.bias) factored.bias = static_cast<int>(i);
   }
   DecideBias(factored, Scheme::kSfb);
-  weight.layer->StartCapture(factored.bias >= 0 ? parameters_[factored.bias].tensor : at::Tensor(),
-                             ToScalarType(FactorWireDType(profile.factor_dtype,
-                                                          options_.compression == CompressionKind::kFp16)));
+  const DType wire = FactorWireDType(profile.factor_dtype, options_.compression == CompressionKind::kFp16);
+  weight.layer->StartCapture(factored.bias >= 0 ? parameters_[factored.bias].tensor : at::Tensor(), ToScalarType(wire),
+                             options_.max_gathered_elements / options_.size / weight.layer->layout().row_elements());
   factored.exchange = NewSfbExchange(factored);
   factored_.push_back(std::move(factored));
 }
@@ -198,8 +198,9 @@ void Session::RenewFactored(Factored& factored) {
   Parameter& weight = parameters_[factored.weight];
   const at::ScalarType wire_type = weight.layer->wire_type();
   const at::Tensor bias = weight.layer->bias();
+  const int64_t max_rows = weight.layer->max_rows();
   weight.layer = NewLayer(weight);
-  weight.layer->StartCapture(bias, wire_type);
+  weight.layer->StartCapture(bias, wire_type, max_rows);
   RegisterLayer(weight.layer, weak_from_this());
   factored.exchange = NewSfbExchange(factored);
 }
