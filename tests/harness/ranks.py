@@ -11,15 +11,13 @@ SUBSET = (1, 3)
 
 
 class Rank:
-    """Passed to every case. ``case`` names it, for wire names that must not repeat."""
+    """Passed to every case."""
 
     def __init__(self, horovod, subset) -> None:
         self.horovod = horovod
         self.subset = subset
         self.rank: int = horovod.rank()
         self.size: int = horovod.size()
-        self.case = ""
-        self._calls = 0
 
     @classmethod
     def start(cls, size: int) -> "Rank":
@@ -30,9 +28,7 @@ class Rank:
         assert horovod.size() == size, f"launched {size} ranks, Horovod sees {horovod.size()}"
         return cls(horovod, subset)
 
-    def begin_case(self, name: str) -> None:
-        self.case = name
-        self._calls = 0
+    def begin_case(self) -> None:
         torch.manual_seed(1234)
 
     def end_case(self, index: int) -> None:
@@ -40,17 +36,13 @@ class Rank:
         everywhere = self.gather(torch.tensor([index]))
         assert everywhere.unique().numel() == 1, f"ranks are in cases number {everywhere.tolist()}"
 
-    def _name(self, what: str) -> str:
-        self._calls += 1
-        return f"harness.{what}.{self._calls}"
-
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.horovod.allgather(tensor, name=self._name("gather"))
+        return self.horovod.allgather(tensor, name="harness.gather")
 
     def reduce(self, tensor: torch.Tensor, op=None, process_set=None) -> torch.Tensor:
         """Mean over ranks (or another op) of a float64 tensor."""
         horovod = self.horovod
-        return horovod.allreduce(tensor, op=horovod.Average if op is None else op, name=self._name("reduce"),
+        return horovod.allreduce(tensor, op=horovod.Average if op is None else op, name="harness.reduce",
                                  process_set=process_set or horovod.global_process_set)
 
     def everywhere(self, value: bool) -> bool:

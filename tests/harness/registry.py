@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 from typing import Callable, Dict, Sequence
 
-MODULES = ("linear", "extra", "passes", "unused", "graphs", "precision", "sparse")
+MODULES = ("linear", "extra", "passes", "unused", "graphs", "precision", "sparse", "tricks", "lifecycle", "training")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,7 +75,7 @@ def main() -> None:
         begin = time.monotonic()
         error = None
         try:
-            rank.begin_case(name)
+            rank.begin_case()
             case.run(rank)
             rank.end_case(index)
         except BaseException:  # SystemExit, KeyboardInterrupt: also a failure of the case
