@@ -81,6 +81,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             "groups": ";".join(",".join(names[i] for i in group) for group in groups),
         }
         self._tag_owner = _TagOwner()
+        self._tag = _runtime.claim_tag(hashlib.sha1(shapes.encode()).hexdigest()[:8], self._tag_owner)
         self._contexts = {}
         self._session = _C.Session(
             engine=_runtime.engine(),
@@ -97,7 +98,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             process_set=self.process_set.process_set_id,
             rank=self.process_set.rank(),
             size=self.process_set.size(),
-            tag=_runtime.claim_tag(hashlib.sha1(shapes.encode()).hexdigest()[:8], self._tag_owner),
+            tag=self._tag,
             policy=self._config.policy,
             overrides=overrides,
             max_gathered_elements=_MAX_GATHERED_ELEMENTS,
@@ -151,7 +152,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             p.grad = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), torch.empty(0, *p.shape[1:], dtype=p.dtype), p.shape)
         elif not p.grad.is_sparse:
             p.grad = p.grad.to_sparse(1)
-        name = f"poseidon.sparse.{self._parameter_names[p]}"
+        name = f"poseidon.{self._tag}.sparse.{self._parameter_names[p]}"
         return sparse_allreduce_async(p.grad, name=name, op=self.op, process_set=self.process_set)
 
     @contextmanager
@@ -437,6 +438,7 @@ def DistributedOptimizer(
     # scheduler may have bound to the instance.
     wrapped = wrapped_class.__new__(wrapped_class)
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapped.param_groups = list(optimizer.param_groups)  # the same groups; one added to the wrapped optimizer later is not ours
     wrapped._setup(named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, groups, sparse_as_dense,
                    process_set, config)
     return wrapped

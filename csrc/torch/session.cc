@@ -27,6 +27,12 @@ class AccumulatorHook final : public ag::FunctionPostHook {
     if (auto session = session_.lock()) session->OnAccumulated(index_);
     return outputs;
   }
+  // Compiled autograd asks this before it traces. No `override`: the signature has changed between PyTorch's versions.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const {
+    TORCH_CHECK_NOT_IMPLEMENTED(false,
+                                "poseidon_hvd does not support compiled autograd. Compile the model with torch.compile and leave "
+                                "compiled autograd off, or use horovod.torch's DistributedOptimizer.");
+  }
 
  private:
   const std::weak_ptr<Session> session_;

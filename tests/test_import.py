@@ -1,0 +1,52 @@
+"""What importing says when something does not fit (acceptance of section 1: both versions named, and what to rebuild)."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def import_after(preparation):
+    """Imports poseidon_hvd in a fresh interpreter after some preparation; returns the last line of the traceback."""
+    code = f"{preparation}\nimport poseidon_hvd"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0, done.stdout
+    return done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "preparation, expected",
+    [
+        pytest.param("import sys; sys.modules['horovod'] = None", ["ImportError", "build_horovod.py"], id="no-horovod"),
+        pytest.param(
+            "import horovod.torch, horovod; horovod.__version__ = '0.27.0'",
+            ["ImportError", "0.28.1", "0.27.0", "pip install --no-build-isolation"],
+            id="other-horovod",
+        ),
+        pytest.param(
+            "import horovod.torch, torch; torch.__version__ = '2.0.1'",
+            ["ImportError", "torch 2.0.1", "pip install --no-build-isolation"],
+            id="other-torch",
+        ),
+        pytest.param(
+            "import horovod.torch; horovod.torch._MPI_LIB_AVAILABLE = False", ["ImportError", "build_horovod.py"], id="no-library"
+        ),
+    ],
+)
+def test_misfit_is_an_import_error_that_says_what_to_do(preparation, expected):
+    message = import_after(preparation)
+    for part in expected:
+        assert part in message
+
+
+def test_bound_to_horovods_pytorch_library():
+    import os
+
+    import poseidon_hvd
+    from horovod.torch import mpi_lib_v2
+
+    from poseidon_hvd._native import _C
+
+    _C.check_horovod_layout()
+    assert os.path.samefile(_C.horovod_library_path(), mpi_lib_v2.__file__)
+    assert poseidon_hvd.__version__
