@@ -14,6 +14,7 @@ from horovod.torch.optimizer import DistributedOptimizer as _horovod_distributed
 
 from . import _runtime
 from ._native import _C
+from ._parameters import all_parameters, check_groups, name_parameters
 from .config import Config
 from .report import plan_table
 
@@ -38,13 +39,13 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _setup(self, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, groups,
                sparse_as_dense, process_set, config):
         self._compression = compression
-        self._parameter_names = _name_parameters(self.param_groups, named_parameters)
+        self._parameter_names = name_parameters(self.param_groups, named_parameters)
         self.backward_passes_per_step = backward_passes_per_step
         self.op = op
         self.gradient_predivide_factor = gradient_predivide_factor
         self.sparse_as_dense = sparse_as_dense
         self.process_set = process_set
-        self._groups = _check_groups(groups)
+        self._groups = check_groups(groups)
         self._config = config
         self._synchronized = False
         self._should_synchronize = True
@@ -58,8 +59,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _open_session(self):
         """Local: no rank waits for another here."""
         # By name, so that the order is the same on every rank whatever container the parameters came from.
-        names = sorted((self._parameter_names[p], i) for i, p in enumerate(_all_parameters(self)))
-        params = _all_parameters(self)
+        names = sorted((self._parameter_names[p], i) for i, p in enumerate(all_parameters(self)))
+        params = all_parameters(self)
         self._params = [params[i] for _, i in names]
         names = [name for name, _ in names]
         overrides = self._config.overrides(names)  # validates, also where nothing will be sent
@@ -272,7 +273,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if isinstance(self._groups, list):
             groups = [[index[p] for p in group if p in index and p.requires_grad] for group in self._groups]
         else:
-            ordered = [index[p] for p in _all_parameters(self) if p.requires_grad]
+            ordered = [index[p] for p in all_parameters(self) if p.requires_grad]
             groups = split_list(ordered, self._groups)
         return [group for group in groups if len(group) > 1]
 
@@ -297,59 +298,12 @@ class _TagOwner:
     """Lives as long as the session that uses a tag."""
 
 
-def _all_parameters(optimizer) -> List[torch.Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
 def _compressor(compression, contexts):
     def compress(index, grad):
         tensor, contexts[index] = compression.compress(grad)
         return tensor
 
     return compress
-
-
-def _name_parameters(param_groups, named_parameters) -> Dict[torch.Tensor, str]:
-    """Parameter -> name, under Horovod's rules."""
-    if named_parameters is not None:
-        named_parameters = list(named_parameters)
-    else:
-        named_parameters = [
-            (f"allreduce.noname.{i}.{j}", v) for i, group in enumerate(param_groups) for j, v in enumerate(group["params"])
-        ]
-    if any(not isinstance(entry, tuple) for entry in named_parameters):
-        raise ValueError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters()."
-        )
-    names = [name for name, _ in named_parameters]
-    duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) != len(names) else []
-    if duplicates:
-        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}")
-    named = {id(p) for _, p in named_parameters}
-    unnamed = [(i, j, p) for i, group in enumerate(param_groups) for j, p in enumerate(group["params"]) if id(p) not in named]
-    if unnamed:
-        where = ", ".join(f"param_groups[{i}]['params'][{j}] of shape {tuple(p.shape)}" for i, j, p in unnamed)
-        raise ValueError(
-            "named_parameters was specified, but one or more model parameters were not named. Python object ids: "
-            f"{', '.join(str(id(p)) for _, _, p in unnamed)} ({where})"
-        )
-    return {p: name for name, p in sorted(named_parameters, key=lambda entry: entry[0])}
-
-
-def _check_groups(groups):
-    if groups is None:
-        return None
-    if isinstance(groups, bool) or not isinstance(groups, (int, list)) or (isinstance(groups, int) and groups <= 0):
-        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
-    if isinstance(groups, list):
-        seen = set()
-        for p in (p for group in groups for p in group):
-            if not isinstance(p, torch.Tensor):
-                raise ValueError("groups must consist of torch.Tensor.")
-            if id(p) in seen:
-                raise ValueError("A parameter can only appear once in groups.")
-            seen.add(id(p))
-    return groups
 
 
 def DistributedOptimizer(

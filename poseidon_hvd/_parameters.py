@@ -1,0 +1,56 @@
+"""Which parameters an optimizer has and what they are called: Horovod's rules, in its words where scripts match on them."""
+
+from typing import Dict, List
+
+import torch
+
+__all__ = ["all_parameters", "check_groups", "name_parameters"]
+
+
+def all_parameters(optimizer) -> List[torch.Tensor]:
+    """In the order of the groups."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def name_parameters(param_groups, named_parameters) -> Dict[torch.Tensor, str]:
+    """Parameter -> name, under Horovod's rules."""
+    if named_parameters is not None:
+        named_parameters = list(named_parameters)
+    else:
+        named_parameters = [
+            (f"allreduce.noname.{i}.{j}", v) for i, group in enumerate(param_groups) for j, v in enumerate(group["params"])
+        ]
+    if any(not isinstance(entry, tuple) for entry in named_parameters):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters()."
+        )
+    names = [name for name, _ in named_parameters]
+    duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) != len(names) else []
+    if duplicates:
+        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}")
+    named = {id(p) for _, p in named_parameters}
+    unnamed = [(i, j, p) for i, group in enumerate(param_groups) for j, p in enumerate(group["params"]) if id(p) not in named]
+    if unnamed:
+        where = ", ".join(f"param_groups[{i}]['params'][{j}] of shape {tuple(p.shape)}" for i, j, p in unnamed)
+        raise ValueError(
+            "named_parameters was specified, but one or more model parameters were not named. Python object ids: "
+            f"{', '.join(str(id(p)) for _, _, p in unnamed)} ({where})"
+        )
+    return {p: name for name, p in sorted(named_parameters, key=lambda entry: entry[0])}
+
+
+def check_groups(groups):
+    """The argument as it is, or ValueError."""
+    if groups is None:
+        return None
+    if isinstance(groups, bool) or not isinstance(groups, (int, list)) or (isinstance(groups, int) and groups <= 0):
+        raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+    if isinstance(groups, list):
+        seen = set()
+        for p in (p for group in groups for p in group):
+            if not isinstance(p, torch.Tensor):
+                raise ValueError("groups must consist of torch.Tensor.")
+            if id(p) in seen:
+                raise ValueError("A parameter can only appear once in groups.")
+            seen.add(id(p))
+    return groups
