@@ -7,9 +7,6 @@ from typing import Dict, List, Mapping, Optional, Sequence
 
 from ._native import _C
 
-POLICIES = ("bytes", "allreduce", "sfb")
-SCHEMES = ("auto", "allreduce", "sfb")
-
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -36,14 +33,12 @@ class Config:
             policy, source = os.environ["POSEIDON_POLICY"], "POSEIDON_POLICY"
         if policy is None:
             policy = cls.policy
-        if policy not in POLICIES:
-            raise ValueError(f"{source}={policy!r} is not a policy. Choose one of {', '.join(POLICIES)}.")
+        _validate(_C.parse_policy, policy, source)
         source = "schemes"
         if schemes is None:
             schemes, source = _parse_schemes(os.environ.get("POSEIDON_SCHEMES", "")), "POSEIDON_SCHEMES"
         for pattern, scheme in schemes.items():
-            if scheme not in SCHEMES:
-                raise ValueError(f"{source}: {scheme!r}, asked for {pattern!r}, is not a scheme. Choose one of {', '.join(SCHEMES)}.")
+            _validate(_C.parse_scheme_override, scheme, f"{source}, {pattern!r}")
         return cls(policy, dict(schemes))
 
     def overrides(self, names: Sequence[str]) -> List[str]:
@@ -60,6 +55,14 @@ class Config:
                 raise ValueError(f"schemes: {pattern!r} matches no parameter of this optimizer. Its parameters are {shown}.")
             wanted.update((name, scheme) for name in matched)
         return [wanted[name] for name in names]
+
+
+def _validate(parse, text, source) -> None:
+    """The core knows the values; here is known where a bad one came from."""
+    try:
+        parse(str(text))
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
 
 
 def _parse_schemes(text: str) -> Dict[str, str]:
