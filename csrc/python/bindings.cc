@@ -1,5 +1,6 @@
 // poseidon_hvd._C: what Python sees of the engine. No logic here: conversions, Python's lock, and the table of exception types.
-#include <torch/extension.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <cstdio>
 #include <memory>

@@ -111,7 +111,11 @@ TEST(NotALinearWeight) {
     POSEIDON_CHECK_EQ(decision.reason, "not a linear weight");
     POSEIDON_CHECK(!decision.request_refused);
   }
-  POSEIDON_CHECK(Decide(bias, kEightRanks, SchemeOverride::kSfb).request_refused);
+  // A pattern that means layers matches their biases too, so only a matrix is worth a warning.
+  POSEIDON_CHECK(!Decide(bias, kEightRanks, SchemeOverride::kSfb).request_refused);
+  MergedTensor table = bias;
+  table.base.shape = {4096, 64};
+  POSEIDON_CHECK(Decide(table, kEightRanks, SchemeOverride::kSfb).request_refused);
 }
 
 TEST(SparseAlwaysGathers) {
