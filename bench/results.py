@@ -1,6 +1,12 @@
-"""Where figures come from and where they go: environment, JSON files, percentiles."""
+"""Where figures come from and where they go: environment, JSON files, percentiles.
 
+Keys that files of several benches share, and ``bench.compare`` reads: ``environment``; ``settings``; ``seconds_per_step``, name of a
+system -> ``summary``; and, where single steps were kept, ``samples``, name of a system -> seconds.
+"""
+
+import hashlib
 import json
+import os
 import pathlib
 import platform
 import subprocess
@@ -9,7 +15,8 @@ from typing import Any, Dict, Optional, Sequence
 
 import numpy as np
 
-RESULTS = pathlib.Path(__file__).parent / "results"
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = REPOSITORY / "bench" / "results"
 
 
 def environment() -> Dict[str, Any]:
@@ -22,16 +29,26 @@ def environment() -> Dict[str, Any]:
     cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
     return {
         "commit": _git("rev-parse", "--short", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")),
+        # Of what decides a figure; others may be at work on tests or documents.
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no", "--", "bench/*.py", "poseidon_hvd", "csrc")),
         "poseidon_hvd": poseidon_hvd.__version__,
+        "extension_sha1": hashlib.sha1(pathlib.Path(poseidon_hvd._native._C.__file__).read_bytes()).hexdigest()[:12],
         "horovod": horovod.__version__,
         "torch": torch.__version__,
         "torch_threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "cpu": cpu,
-        "cores": len(_affinity()),
-        "command": " ".join([pathlib.Path(sys.executable).name, *sys.argv]),
+        "cores": len(os.sched_getaffinity(0)),
+        "command": command(),
     }
+
+
+def command() -> str:
+    """The command line of this process, as one types it in the repository's root."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    path = pathlib.Path(sys.argv[0]).resolve()
+    program = ["-m", spec.name] if spec is not None else [str(path.relative_to(REPOSITORY)) if path.is_relative_to(REPOSITORY) else path.name]
+    return " ".join(["python", *program, *sys.argv[1:]])
 
 
 def summary(seconds: Sequence[float]) -> Dict[str, float]:
@@ -42,21 +59,17 @@ def summary(seconds: Sequence[float]) -> Dict[str, float]:
 
 
 def write(name: str, payload: Dict[str, Any], directory: Optional[pathlib.Path] = None) -> pathlib.Path:
-    """Writes ``<name>.json`` with the environment beside the payload and returns its path."""
+    """Writes ``<name>.json`` with the environment beside the payload and returns its path.
+
+    A payload with an ``environment`` of its own, taken in a rank for example, keeps it.
+    """
     directory = directory or RESULTS
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}.json"
-    path.write_text(json.dumps({"environment": environment(), **payload}, indent=2) + "\n")
+    path.write_text(json.dumps({"environment": payload.get("environment") or environment(), **payload}, indent=2) + "\n")
     return path
 
 
 def _git(*arguments: str) -> str:
-    root = pathlib.Path(__file__).parent
-    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     return done.stdout.strip()
-
-
-def _affinity():
-    import os
-
-    return os.sched_getaffinity(0)

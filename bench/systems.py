@@ -1,8 +1,17 @@
-"""The systems that benches compare, behind one interface: a model and one training step's communication."""
+"""The systems that benches compare, behind one interface: a model and one training step's communication.
 
+``BUILDERS[name](model)`` makes a ``System``; ``interleave`` times several in turn. Call ``poseidon_hvd.init()`` first, and do the same
+on every rank.
+"""
+
+import copy
+import dataclasses
+import os
 import tempfile
+import time
 import uuid
-from typing import Callable, Dict
+from contextlib import nullcontext
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import horovod.torch as horovod
 import torch
@@ -11,26 +20,156 @@ import poseidon_hvd as hvd
 
 BUILDERS: Dict[str, Callable[[torch.nn.Module], "System"]] = {}
 
+PHASES = ("forward", "backward", "synchronize", "update")
+STAGES = ("pack", "queue", "wire", "handoff", "rebuild", "waited")
+
+_process_group_file: Optional[str] = None
+
 
 class System:
-    """One way to reduce gradients.
+    """One way to reduce gradients, wrapped around a model.
 
-    ``run`` does forward, backward and whatever makes ``.grad`` the mean over ranks; the parameters do not move, so that every system
-    and every step does the same work.
+    The optimizer is SGD with a learning rate of 0: it does all of its work, but the parameters do not move, so that every system and
+    every step computes the same and gradients can be compared at any time.
+
+    Attributes:
+        name: key in ``BUILDERS``.
+        model: the model; after a step its ``.grad`` hold the mean over ranks.
+        optimizer: has ``stats()`` and ``scheme_report()`` where the system is ours.
+        lossy: the gradient is an approximation, so its time is not comparable to that of exact systems.
+        warmup_steps: steps until every later step does the same.
     """
 
-    def __init__(self, name: str, model: torch.nn.Module, forward: Callable, finish: Callable[[], None], optimizer=None):
+    def __init__(self, name: str, model: torch.nn.Module, forward: Callable, optimizer, *, lossy: bool = False, warmup_steps: int = 2):
         self.name = name
         self.model = model
         self.optimizer = optimizer
+        self.lossy = lossy
+        self.warmup_steps = warmup_steps
         self._forward = forward
-        self._finish = finish
 
-    def run(self, loss_of: Callable[[Callable], torch.Tensor]) -> None:
-        for p in self.model.parameters():
-            p.grad = None
-        loss_of(self._forward).backward()
-        self._finish()
+    def run(self, loss_of: Callable[[Callable], torch.Tensor], *, update: bool = False) -> Dict[str, float]:
+        """Forward, backward and whatever makes ``.grad`` the mean over ranks.
+
+        Args:
+            loss_of: takes the model's forward and returns the loss.
+            update: also the optimizer's step.
+
+        Returns:
+            Seconds of the training thread in each of ``PHASES``; DDP waits for the network inside of ``backward``.
+        """
+        marks = [time.perf_counter()]
+        self.optimizer.zero_grad()
+        loss = loss_of(self._forward)
+        marks.append(time.perf_counter())
+        loss.backward()
+        marks.append(time.perf_counter())
+        distributed = hasattr(self.optimizer, "synchronize")
+        if distributed:
+            self.optimizer.synchronize()
+        marks.append(time.perf_counter())
+        if update:
+            with self.optimizer.skip_synchronize() if distributed else nullcontext():
+                self.optimizer.step()
+        marks.append(time.perf_counter())
+        return {phase: end - begin for phase, begin, end in zip(PHASES, marks, marks[1:])}
+
+
+def share_parameters(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy with parameters of its own that lie in the same memory: hooks and gradients are apart, weights are held once."""
+    return copy.deepcopy(model, {id(p): torch.nn.Parameter(p.detach(), p.requires_grad) for p in model.parameters()})
+
+
+def gradient_error(system: System, expected: torch.nn.Module) -> float:
+    """The worst relative difference of a parameter's gradient.
+
+    Relative to the norm of the expected one, but to no less than 1e-4 of the largest norm in the model: some gradients are zero but for
+    rounding (the bias of an attention's keys).
+    """
+    wanted = [p.grad for p in expected.parameters()]
+    norms = [g.norm().item() for g in wanted]
+    least = 1e-4 * max(norms)
+    return max((p.grad - g).norm().item() / max(norm, least) for p, g, norm in zip(system.model.parameters(), wanted, norms))
+
+
+@dataclasses.dataclass
+class Samples:
+    """One rank's samples of one system, one element per timed step.
+
+    Attributes:
+        seconds: from the barrier before the step to this rank's end of it.
+        cpu_seconds: of all threads of the process, Horovod's and ours included.
+        phases: name in ``PHASES`` -> seconds.
+        bytes_sent: by the counter that was passed in; None where it had no value.
+        stages: per scheme, seconds per step in each stage, overlapping (``stages_between``); empty where the system has no ``stats()``.
+        engine_bytes: payload bytes per step that the system itself counted, or None.
+    """
+
+    seconds: List[float] = dataclasses.field(default_factory=list)
+    cpu_seconds: List[float] = dataclasses.field(default_factory=list)
+    phases: Dict[str, List[float]] = dataclasses.field(default_factory=lambda: {phase: [] for phase in PHASES})
+    bytes_sent: List[Optional[int]] = dataclasses.field(default_factory=list)
+    stages: Dict[str, Dict[str, float]] = dataclasses.field(default_factory=dict)
+    engine_bytes: Optional[float] = None
+
+
+def interleave(built: Sequence[System], loss_of: Callable[[Callable], torch.Tensor], rounds: int, *,
+               bytes_sent: Callable[[], Optional[int]] = lambda: None,
+               after_round: Callable[[int, Dict[str, Samples]], None] = lambda number, samples: None) -> Dict[str, Samples]:
+    """Times ``rounds`` steps of each system, one step of each in turn, so that the machine's mood hits all alike.
+
+    Args:
+        built: the systems, in the same order on every rank; warmed up.
+        loss_of: as for ``System.run``.
+        rounds: steps of each.
+        bytes_sent: reads a counter of bytes; it is read between barriers, so that nobody's transfer is cut off.
+        after_round: called with the number of rounds done and all samples so far.
+
+    Returns:
+        Name -> this rank's samples.
+    """
+    samples = {system.name: Samples() for system in built}
+    before = {s.name: s.optimizer.stats() for s in built if hasattr(s.optimizer, "stats")}
+    for number in range(rounds):
+        for system in built:
+            sample = samples[system.name]
+            hvd.barrier()
+            sent = bytes_sent()
+            cpu, start = time.process_time(), time.perf_counter()
+            phases = system.run(loss_of, update=True)
+            sample.seconds.append(time.perf_counter() - start)
+            sample.cpu_seconds.append(time.process_time() - cpu)
+            for phase, seconds in phases.items():
+                sample.phases[phase].append(seconds)
+            hvd.barrier()
+            sample.bytes_sent.append(None if sent is None else bytes_sent() - sent)
+        after_round(number + 1, samples)
+    for system in built:
+        if system.name in before:
+            after, sample = system.optimizer.stats(), samples[system.name]
+            sample.stages = stages_between(before[system.name], after, rounds)
+            schemes = after["schemes"]
+            sample.engine_bytes = sum(schemes[s]["wire_bytes"] - before[system.name]["schemes"][s]["wire_bytes"] for s in schemes) / rounds
+    return samples
+
+
+def stages_between(before: Dict[str, Any], after: Dict[str, Any], steps: int) -> Dict[str, Dict[str, float]]:
+    """From two ``stats()``: scheme -> stage -> seconds per step, for the schemes that carried something."""
+    return {
+        scheme: {stage: (counters[f"{stage}_seconds"] - before["schemes"][scheme][f"{stage}_seconds"]) / steps for stage in STAGES}
+        for scheme, counters in after["schemes"].items() if counters["collectives"] > before["schemes"][scheme]["collectives"]
+    }
+
+
+def close() -> None:
+    """Ends what building systems began; at the end of a bench, on every rank."""
+    global _process_group_file
+    if _process_group_file is not None:
+        torch.distributed.destroy_process_group()
+        hvd.barrier()
+        if hvd.rank() == 0 and os.path.exists(_process_group_file):
+            os.unlink(_process_group_file)
+        _process_group_file = None
 
 
 def _builder(name):
@@ -41,33 +180,53 @@ def _builder(name):
     return register
 
 
+def _sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.0)
+
+
 @_builder("none")
 def _none(model):
-    return System("none", model, model, lambda: None)
+    return System("none", model, model, _sgd(model))
 
 
 @_builder("horovod")
 def _horovod(model):
-    optimizer = horovod.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters())
-    return System("horovod", model, model, optimizer.synchronize, optimizer)
+    return System("horovod", model, model, horovod.DistributedOptimizer(_sgd(model), model.named_parameters()))
+
+
+def _data_parallel(model, **options):
+    global _process_group_file
+    if _process_group_file is None:
+        path = hvd.broadcast_object(f"{tempfile.gettempdir()}/bench-ddp-{uuid.uuid4().hex}", root_rank=0, name="bench.ddp.store")
+        torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=hvd.rank(), world_size=hvd.size())
+        _process_group_file = path
+    # Parameters are equal on all ranks by their seed; sending them once more would take long on a slow link.
+    return torch.nn.parallel.DistributedDataParallel(model, init_sync=False, **options)
 
 
 @_builder("ddp")
 def _ddp(model):
-    if not torch.distributed.is_initialized():
-        path = hvd.broadcast_object(f"{tempfile.gettempdir()}/bench-ddp-{uuid.uuid4().hex}", root_rank=0, name="bench.ddp.store")
-        torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=hvd.rank(), world_size=hvd.size())
-    ddp = torch.nn.parallel.DistributedDataParallel(model)
-    return System("ddp", model, ddp, lambda: None)
+    return System("ddp", model, _data_parallel(model), _sgd(model))
+
+
+@_builder("ddp-powersgd")
+def _ddp_powersgd(model):
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
+
+    # One bucket: the hook starts its later collectives from callbacks, and over gloo those of several buckets come in an order that
+    # differs from rank to rank.
+    ddp = _data_parallel(model, bucket_cap_mb=1 << 14)
+    exact_steps = 2  # the fewest that the hook allows
+    ddp.register_comm_hook(powersgd.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=exact_steps), powersgd.powerSGD_hook)
+    return System("ddp-powersgd", model, ddp, _sgd(model), lossy=True, warmup_steps=exact_steps + 1)
 
 
 def _poseidon(policy):
     def build(model):
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), policy=policy)
-        return System(f"poseidon-{policy}", model, model, optimizer.synchronize, optimizer)
+        return System(f"poseidon-{policy}", model, model, hvd.DistributedOptimizer(_sgd(model), model.named_parameters(), policy=policy))
 
     return build
 
 
-for _policy in ("allreduce", "sfb", "bytes"):
+for _policy in ("bytes", "allreduce", "sfb"):
     BUILDERS[f"poseidon-{_policy}"] = _poseidon(_policy)
