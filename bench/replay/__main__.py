@@ -8,6 +8,7 @@ Prints speedups over one node beside the published ones and writes bench/results
 
 import argparse
 import os
+import pathlib
 import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -34,7 +35,8 @@ def parse_args():
     parser.add_argument("--steps", type=int, default=3, help="steps of a turn (3)")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds (1800)")
     parser.add_argument("--local", action="store_true", help="ranks on loopback instead of the virtual cluster")
-    parser.add_argument("--result", help="name of the files in bench/results; empty: none; default: replay-<network>-<hosts>")
+    parser.add_argument("--result", help="name of the files; empty: none; default: replay-<network>-<hosts>")
+    parser.add_argument("--output", type=pathlib.Path, help="their folder (bench/results)")
     args = parser.parse_args()
     unknown = sorted(set(args.systems.split(",")) - set(SYSTEMS))
     if unknown:
@@ -65,15 +67,17 @@ def main():
     path = results.write(name, {
         # The path of this file on some machine is nobody's business.
         "environment": {**results.environment(), "command": " ".join(["python -m bench.replay", *sys.argv[1:]])},
+        "settings": {**spec, "hosts": args.hosts, "rate": None if bits is None else f"{bits / 1e9:g}gbit"},
+        "seconds_per_step": {name: entry["step_seconds"] for name, entry in found.items()},
+        "samples": {name: entry.pop("samples") for name, entry in found.items()},
         "network": {"name": network.name, "batch": network.batch, "samples_per_second": network.samples_per_second,
                     "rate_source": network.rate_source, "step_seconds": schedule(network, Scale(1, 1)).step_seconds,
                     "flops_per_second": flops_per_second(network)},
-        "hosts": args.hosts, "scale": scale.size, "dilation": scale.dilation, "link_bits": bits, "model_link_bits": model_bits,
-        "load_before": load, "rounds": args.rounds, "steps": args.steps, "horovod_environment": raw["horovod_environment"],
+        "link_bits": bits, "model_link_bits": model_bits, "load_before": load, "horovod_environment": raw["horovod_environment"],
         "systems": found, "published": [vars(p) for p in network.published], "schemes": raw["schemes"],
-    })
+    }, args.output)
     report.draw(path.with_suffix(".png"), title, network, args.hosts, found)
-    print(f"written: bench/results/{path.name} and .png")
+    print(f"written: {path.parent.name}/{path.stem}.json and .png")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ def evaluate(network: Network, scale: Scale, hosts: int, bits: Optional[int], ra
         median = float(np.median(step))
         found[name] = {
             "step_seconds": results.summary(step),
+            "samples": [float(value) for value in step],
             "speedup": float(hosts * network.step_seconds / median),
             "speedup_p10": float(hosts * network.step_seconds / np.percentile(step, 90)),
             "speedup_p90": float(hosts * network.step_seconds / np.percentile(step, 10)),
@@ -71,6 +72,7 @@ def _stages(by_rank: List[List[Dict[str, Any]]], scale: Scale, steps: int) -> Op
 
 def print_tables(title: str, network: Network, hosts: int, found: Dict[str, Any], *, width: int = 140) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(width=width)
@@ -91,7 +93,7 @@ def print_tables(title: str, network: Network, hosts: int, found: Dict[str, Any]
         for column in ("system", "nodes", "link", "speedup", "of nodes", "source"):
             published.add_column(column, justify="left" if column in ("system", "source") else "right")
         for p in network.published:
-            published.add_row(p.system, str(p.nodes), p.link, f"{p.speedup:.1f}", f"{100 * p.speedup / p.nodes:.1f}%", p.source)
+            published.add_row(p.system, str(p.nodes), p.link, f"{p.speedup:.1f}", f"{100 * p.speedup / p.nodes:.1f}%", escape(p.source))
         console.print(published)
     profiled = {name: e["stages"] for name, e in found.items() if "stages" in e}
     if profiled:
