@@ -153,6 +153,19 @@ def interleave(built: Sequence[System], loss_of: Callable[[Callable], torch.Tens
     return samples
 
 
+def idle_cpu_share(seconds: float = 1.0) -> float:
+    """Cores that this rank's process takes while its training thread sleeps: Horovod's thread negotiates every millisecond.
+
+    Every system's steps, those of ``none`` and DDP too, share the processor with it.
+    """
+    hvd.barrier()
+    cpu, start = time.process_time(), time.perf_counter()
+    time.sleep(seconds)
+    share = (time.process_time() - cpu) / (time.perf_counter() - start)
+    hvd.barrier()
+    return share
+
+
 def stages_between(before: Dict[str, Any], after: Dict[str, Any], steps: int) -> Dict[str, Dict[str, float]]:
     """From two ``stats()``: scheme -> stage -> seconds per step, for the schemes that carried something."""
     return {

@@ -27,7 +27,8 @@ CELL = {"justify": "right"}
 
 
 def parse_args():
-    parser = argparse.ArgumentParser(prog="python -m bench.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m bench.train", description=__doc__, formatter_class=formatter)
     parser.add_argument("--model", default="mlp", help="alexnet, mlp, resnet50, transformer or dlrm (default: %(default)s)")
     parser.add_argument("--systems", default="none,horovod,ddp,poseidon-bytes", help="in the order of each round (default: %(default)s)")
     parser.add_argument("--hosts", type=int, default=4, help="of the cluster, one rank each (default: %(default)s)")
@@ -87,7 +88,7 @@ def publish(args, measured: dict) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(step_table(measured))
-    console.print(f"sent: payload and headers on the interface, payload by the engine's own count. {notes(measured)}", style="dim", markup=False)
+    console.print(notes(measured), style="dim", markup=False, highlight=False)
     if args.timeline:
         console.print(timeline_table(measured))
     where = f"{args.np}xlocal" if args.local else f"{args.hosts}x{args.rate}"
@@ -99,7 +100,9 @@ def publish(args, measured: dict) -> None:
 
 def notes(measured: dict) -> str:
     errors = ", ".join(f"{name} {error:.0e}" for name, error in measured["gradient_error"].items())
-    return f"gradient against Horovod's: {errors}. CPU: of one rank, all threads."
+    idle = f"Horovod's threads alone, idle: {measured['idle_cores']:.2f} of {measured['environment']['cores']} cores, in all systems' times."
+    sent = "MB sent: of one rank, on its interface; engine: payload by the engine's own count."
+    return f"{sent} Gradient against Horovod's: {errors}. CPU: of one rank, all threads. {idle}"
 
 
 def title(measured: dict) -> str:
@@ -135,7 +138,7 @@ def timeline_table(measured: dict):
 
     phases = list(next(iter(measured["phases"].values())))
     stages = next((list(stage) for by_scheme in measured["stages"].values() for stage in by_scheme.values()), [])
-    table = Table(title="Where a step went, ms, mean over ranks: training thread; stages of all exchanges, which overlap", title_justify="left")
+    table = Table(title="Where a step went, ms, mean over ranks: training thread; then stages of all exchanges, which overlap")
     table.add_column("system")
     for column in (*phases, *stages):
         table.add_column(column, **CELL)
@@ -203,6 +206,7 @@ def work(folder: pathlib.Path) -> None:
         counters = None if args.local else read_local()
         return None if counters is None else counters[0]
 
+    idle = hvd.allgather_object(systems.idle_cpu_share(), name="bench.idle")
     mine = systems.interleave(built, loss_of, args.steps, bytes_sent=sent, after_round=after_round)
     ranks = hvd.allgather_object(mine, name="bench.samples")
     if hvd.rank() == 0:
@@ -212,7 +216,7 @@ def work(folder: pathlib.Path) -> None:
         (folder / MEASURED).write_text(json.dumps({
             "benchmark": "train", "environment": {**results.environment(), "load_average_before": load}, "settings": settings,
             "ranks": hvd.size(), "parameters": sum(tensors), "tensors": len(tensors), "gradient_error": errors,
-            "lossy": [system.name for system in built if system.lossy], **figures(ranks),
+            "idle_cores": sum(idle), "lossy": [system.name for system in built if system.lossy], **figures(ranks),
             "plans": {s.name: s.optimizer.scheme_report().splitlines() for s in built if hasattr(s.optimizer, "scheme_report")},
         }))
     systems.close()
@@ -254,15 +258,15 @@ def figures(ranks) -> dict:
 
     def mean_of_stages(name):
         schemes = ranks[0][name].stages
-        return {scheme: {stage: mean(rank[name].stages[scheme][stage] for rank in ranks) for stage in schemes[scheme]} for scheme in schemes}
+        return {scheme: {stage: mean(rank[name].stages[scheme][stage] for rank in ranks) for stage in stages}
+                for scheme, stages in schemes.items()}
 
     return {
         "seconds_per_step": {name: results.summary(seconds) for name, seconds in slowest.items()},
         "samples": {name: [round(float(second), 6) for second in seconds] for name, seconds in slowest.items()},
         "seconds_over_ranks": {name: {f"p{p}": float(np.percentile(time, p)) for p in (50, 99)} for name, time in times.items()},
         # Step by step, so that numerator and denominator are neighbours in time.
-        "speedup": {name: {reference: float(np.median(slowest[reference] / slowest[name])) for reference in REFERENCES if reference in slowest}
-                    for name in names},
+        "speedup": {name: {r: float(np.median(slowest[r] / slowest[name])) for r in REFERENCES if r in slowest} for name in names},
         "wire_bytes_per_step": {name: mean(sent for rank in ranks for sent in rank[name].bytes_sent) for name in names},
         "engine_bytes_per_step": {name: mean(rank[name].engine_bytes for rank in ranks) for name in names},
         "cpu_seconds_per_step": {name: mean(np.mean(rank[name].cpu_seconds) for rank in ranks) for name in names},
