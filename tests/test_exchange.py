@@ -4,6 +4,9 @@ import pytest
 
 from harness.registry import MODULES, cases_of
 
+# The first test of a launch waits for all of it.
+pytestmark = pytest.mark.timeout(600)
+
 _ALL = [(ranks, module, name) for ranks in (2, 4) for module in MODULES for name, c in cases_of(module).items() if ranks in c.ranks]
 
 

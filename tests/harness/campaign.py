@@ -3,14 +3,16 @@
 import dataclasses
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
 from .launch import Launched, launch
 from .registry import cases_of
 
-# A failed case costs a new launch. So many are worth it; after that something is broken for all.
-MAX_LAUNCHES = 5
+# A failed case costs a new launch. After so many, or so long, something is broken for all.
+MAX_LAUNCHES = 8
+MAX_SECONDS = 200.0
 _START_SECONDS = 60.0
 
 
@@ -53,10 +55,13 @@ def run_cases(ranks: int, module: str, names: Sequence[str]) -> Dict[str, Outcom
     cases = cases_of(module)
     outcomes: Dict[str, Outcome] = {}
     last = ""
+    begin = time.monotonic()
     for _ in range(MAX_LAUNCHES):
         todo = [name for name in names if name not in outcomes]
         if not todo:
             return outcomes
+        if time.monotonic() - begin > MAX_SECONDS:
+            break
         with tempfile.TemporaryDirectory(prefix="poseidon-test-") as temporary:
             folder = Path(temporary)
             (folder / "plan.json").write_text(json.dumps({"ranks": ranks, "module": module, "cases": todo}))
@@ -66,7 +71,7 @@ def run_cases(ranks: int, module: str, names: Sequence[str]) -> Dict[str, Outcom
             journals = _Journals(folder, ranks)
         last = _collect(launched, journals, todo, outcomes)
     for name in names:
-        outcomes.setdefault(name, Outcome(False, f"not run: {MAX_LAUNCHES} launches ended early. The last one:\n{last}"))
+        outcomes.setdefault(name, Outcome(False, f"not run: too many launches ended early. The last one:\n{last}"))
     return outcomes
 
 

@@ -34,12 +34,14 @@ class Launched:
         returncode: of ``horovodrun``; None if it had to be killed.
         output: stdout and stderr of all ranks.
         seconds: from start to end.
+        ended: when ``horovodrun`` ended, as ``time.time()``.
         orphans: command lines of processes that were alive after ``horovodrun`` had ended by itself; they were killed.
     """
 
     returncode: Optional[int]
     output: str
     seconds: float
+    ended: float
     orphans: List[str]
 
     @property
@@ -113,6 +115,7 @@ def launch(ranks: int, arguments: Sequence[str], *, seconds: float, env: Mapping
         orphans: List[str] = []
         try:
             returncode = process.wait(timeout=seconds)
+            ended = time.time()
             left = _alive(mark)
             if left:  # those that are just ending are none
                 _, left = psutil.wait_procs(left, timeout=5)
@@ -122,10 +125,10 @@ def launch(ranks: int, arguments: Sequence[str], *, seconds: float, env: Mapping
                 except psutil.Error:
                     pass
         except subprocess.TimeoutExpired:
-            pass
+            ended = time.time()
         finally:
             _kill(_alive(mark))
             process.wait(timeout=10)
         output.seek(0)
         text = output.read()
-    return Launched(returncode, text, time.monotonic() - begin, orphans)
+    return Launched(returncode, text, time.monotonic() - begin, ended, orphans)
