@@ -1,15 +1,19 @@
 """The one engine of this process, and what happens to optimizers when Horovod is shut down and initialized again (elastic)."""
 
 import atexit
+import collections
+import gc
+import itertools
 import weakref
-from typing import Optional
+from typing import DefaultDict, Iterator, Optional
 
 from ._native import _C, horovod_torch
 from .config import stall_warning_seconds
 
 _engine: Optional["_C.Engine"] = None
 _optimizers: "weakref.WeakSet" = weakref.WeakSet()
-_tags: "weakref.WeakValueDictionary" = weakref.WeakValueDictionary()
+_created: Iterator[int] = itertools.count()
+_sessions: DefaultDict[int, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 def engine() -> "_C.Engine":
@@ -21,30 +25,42 @@ def engine() -> "_C.Engine":
     return _engine
 
 
-def claim_tag(base: str, owner: object) -> str:
-    """A tag for wire names that no other live owner has. Equal on all ranks that create and drop their optimizers alike."""
-    number = 0
-    while (tag := f"{base}.{number}" if number else base) in _tags:
-        number += 1
-    _tags[tag] = owner
-    return tag
+def session_tag(process_set: int) -> str:
+    """The part of wire names that tells sessions apart: their number within the process set since ``init``.
+
+    It does not depend on the model: ranks whose models differ must still meet, or they could not find that out. So ranks must wrap
+    optimizers in the same order.
+    """
+    return str(next(_sessions[process_set]))
 
 
 def watch(optimizer) -> None:
     """Closes the optimizer's session when Horovod shuts down and opens a new one after the next ``init``."""
+    optimizer._creation = next(_created)
     _optimizers.add(optimizer)
+
+
+def _close_all() -> None:
+    for optimizer in list(_optimizers):
+        optimizer._close_session()
+    _sessions.clear()
+
+
+def _reopen_all() -> None:
+    gc.collect()  # optimizers that nobody holds any more have no counterpart on a rank that has just joined
+    for optimizer in sorted(_optimizers, key=lambda each: each._creation):
+        optimizer._reopen_session()
 
 
 def _follow_horovod_restarts() -> None:
     # Elastic training calls functions that were bound before we were imported; all of them end in these two entry points.
     library = horovod_torch.mpi_ops._basics.MPI_LIB_CTYPES
-    for name, after in (("horovod_shutdown", "_close_session"), ("horovod_init", "_reopen_session")):
+    for name, after in (("horovod_shutdown", _close_all), ("horovod_init", _reopen_all)):
         original = getattr(library, name)
 
         def call(*args, _original=original, _after=after):
             result = _original(*args)
-            for optimizer in list(_optimizers):
-                getattr(optimizer, _after)()
+            _after()
             return result
 
         for attribute in ("argtypes", "restype", "errcheck"):

@@ -1,6 +1,5 @@
 """``DistributedOptimizer``: Horovod's, with sufficient factor broadcasting for the layers where it pays."""
 
-import hashlib
 import os
 import warnings
 from contextlib import contextmanager
@@ -70,7 +69,6 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         groups = self._index_groups()
         compression = _COMPRESSION_KINDS.get(self._compression, "python")
         average = self.op == Average
-        shapes = ",".join(f"{name}:{tuple(p.shape)}" for name, p in zip(names, self._params))
         schemes = ",".join(f"{name}:{scheme}" for name, scheme in zip(names, overrides) if scheme != "auto")
         settings = {
             "policy": self._config.policy,
@@ -81,8 +79,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             "sparse_as_dense": self.sparse_as_dense,
             "groups": ";".join(",".join(names[i] for i in group) for group in groups),
         }
-        self._tag_owner = _TagOwner()
-        self._tag = _runtime.claim_tag(hashlib.sha1(shapes.encode()).hexdigest()[:8], self._tag_owner)
+        self._tag = _runtime.session_tag(self.process_set.process_set_id)
         self._contexts = {}
         self._session = _C.Session(
             engine=_runtime.engine(),
@@ -290,12 +287,21 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return dict(zip(self._params, self._session.delays()))
 
     @property
+    def _p_to_group(self) -> Dict[torch.Tensor, Tuple[torch.Tensor, ...]]:
+        groups = [tuple(self._params[i] for i in group) for group in self._index_groups()]
+        return {p: group for group in groups for p in group}
+
+    @property
+    def _grad_accs(self) -> list:
+        return []  # the session holds the gradient accumulators
+
+    def _register_hooks(self):
+        """Hooks are the session's."""
+        self._current_session()
+
+    @property
     def _requires_update(self) -> set:
         return set() if self._session is None else {self._params[i] for i in self._session.active_parameters()}
-
-
-class _TagOwner:
-    """Lives as long as the session that uses a tag."""
 
 
 def _compressor(compression, contexts):
