@@ -21,25 +21,24 @@ class Net(torch.nn.Module):
         self.conv1 = torch.nn.Conv2d(1, 8, 3, padding=1)
         self.conv2 = torch.nn.Conv2d(8, 16, 3, padding=1)
         self.fc1 = torch.nn.Linear(16 * 4 * 4, 128)
-        self.fc2 = torch.nn.Linear(128, 64)
-        self.fc3 = torch.nn.Linear(64, 10)
+        self.fc2 = torch.nn.Linear(128, 10)
 
     def forward(self, x):
         x = F.relu(self.conv1(x))
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        x = F.relu(self.fc1(x.flatten(1)))
-        x = F.relu(self.fc2(x), inplace=True)
-        return F.log_softmax(self.fc3(x), dim=1)
+        x = F.relu(self.fc1(x.flatten(1)), inplace=True)
+        return F.log_softmax(self.fc2(x), dim=1)
 
 
 data = load_digits()
-images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
+images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)
+images = (images - images.mean()) / images.std()
 dataset = TensorDataset(images, torch.tensor(data.target))
 sampler = DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())
 loader = DataLoader(dataset, batch_size=16, sampler=sampler)
 
 model = Net()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05 * hvd.size(), momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.15 * hvd.size(), momentum=0.5)
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), op=hvd.Average)
