@@ -86,6 +86,7 @@ def test_scale():
     assert scale.rate(10e9) == 78_125_000
     assert scale.environment() == {"HOROVOD_CYCLE_TIME": "8", "HOROVOD_FUSION_THRESHOLD": str(8 << 20)}
     assert link_bits("10gbit-equivalent") == link_bits("10gbit") == 10_000_000_000
+    assert link_bits("56gbit") == 56_000_000_000
     assert link_bits("unshaped") is None
 
 
@@ -130,9 +131,9 @@ def test_smoke(tmp_path):
     """Two ranks on loopback: every system's gradients are right (the ranks check before they time), and all is written."""
     systems = ["none", "horovod", "ddp", "poseidon-bytes", "poseidon-bytes-charged", "poseidon-allreduce"]
     command = [sys.executable, "-m", "bench.replay", "--network", "tiny", "--local", "-np", "2", "--rounds", "1", "--steps", "2", "--scale",
-               "2", "--dilation", "1", "--systems", ",".join(systems), "--output", str(tmp_path), "--timeout", "50"]
+               "2", "--dilation", "1", "--timeline", "--systems", ",".join(systems), "--output", str(tmp_path), "--timeout", "200"]
     env = {key: value for key, value in os.environ.items() if not key.startswith(("HOROVOD_", "POSEIDON_"))}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=58, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "replay-tiny-2.json").read_text())
     assert (tmp_path / "replay-tiny-2.png").stat().st_size > 0
@@ -145,6 +146,8 @@ def test_smoke(tmp_path):
     assert "0 of 6 tensors as sufficient factors" in result["schemes"]["poseidon-allreduce"]
     stages = result["systems"]["poseidon-bytes"]["stages"]
     assert stages["sfb"]["rebuild"]["mean"] > 0
+    tail = result["tails"]["poseidon-bytes"]
+    assert tail["taken_up"] <= tail["agreed"] <= tail["begun"] <= tail["ended"]
     assert str(ROOT) not in json.dumps(result["environment"])
 
 

@@ -14,7 +14,7 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from bench import results
-from bench.cluster import available
+from bench.cluster import ClusterError, available
 from bench.replay import launch, networks, report
 from bench.replay.schedule import Scale, flops_per_second, link_bits, schedule
 
@@ -33,6 +33,7 @@ def parse_args():
     parser.add_argument("--systems", default=DEFAULT_SYSTEMS, help=f"of {','.join(SYSTEMS)} ({DEFAULT_SYSTEMS})")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each system (3)")
     parser.add_argument("--steps", type=int, default=3, help="steps of a turn (3)")
+    parser.add_argument("--timeline", action="store_true", help="afterwards some steps of ours under Horovod's timeline")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds (1800)")
     parser.add_argument("--local", action="store_true", help="ranks on loopback instead of the virtual cluster")
     parser.add_argument("--result", help="name of the files; empty: none; default: replay-<network>-<hosts>")
@@ -53,14 +54,17 @@ def main():
         if not usable:
             raise SystemExit(f"{reason}. --local runs without a cluster, and says nothing about bandwidth.")
     spec = {"network": network.name, "size": scale.size, "dilation": scale.dilation, "systems": args.systems.split(","),
-            "rounds": args.rounds, "steps": args.steps}
+            "rounds": args.rounds, "steps": args.steps, "timeline": args.timeline}
     model_bits = None if bits is None else round(scale.rate(bits))
     load = os.getloadavg()[0]
-    raw = launch.measure(spec, hosts=args.hosts, bits=model_bits, local=args.local, timeout=args.timeout)
+    try:
+        raw = launch.measure(spec, hosts=args.hosts, bits=model_bits, local=args.local, timeout=args.timeout)
+    except ClusterError as error:
+        raise SystemExit(str(error)) from None
     found = report.evaluate(network, scale, args.hosts, bits, raw)
     link = "loopback, unshaped" if bits is None else f"{bits / 1e9:g} Gbit/s links as {model_bits / 1e6:.4g} Mbit/s"
     title = f"{network.name}, {args.hosts} hosts, {link} (s = {scale.size}, d = {scale.dilation:g})"
-    report.print_tables(title, network, args.hosts, found)
+    report.print_tables(title, network, args.hosts, found, raw["tails"])
     if args.result == "":
         return
     name = args.result or f"replay-{network.name}-{args.hosts}"
@@ -74,7 +78,7 @@ def main():
                     "rate_source": network.rate_source, "step_seconds": schedule(network, Scale(1, 1)).step_seconds,
                     "flops_per_second": flops_per_second(network)},
         "link_bits": bits, "model_link_bits": model_bits, "load_before": load, "horovod_environment": raw["horovod_environment"],
-        "systems": found, "published": [vars(p) for p in network.published], "schemes": raw["schemes"],
+        "systems": found, "published": [vars(p) for p in network.published], "schemes": raw["schemes"], "tails": raw["tails"],
     }, args.output)
     report.draw(path.with_suffix(".png"), title, network, args.hosts, found)
     print(f"written: {path.parent.name}/{path.stem}.json and .png")

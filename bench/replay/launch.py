@@ -10,6 +10,7 @@ import threading
 from typing import Any, Dict, Optional
 
 from bench.cluster import Cluster
+from bench.cluster.processes import run_bounded
 from bench.replay.schedule import Scale
 
 __all__ = ["measure"]
@@ -21,7 +22,7 @@ def measure(spec: Dict[str, Any], *, hosts: int, bits: Optional[int], local: boo
     """Runs the workers and returns what rank 0 found.
 
     Args:
-        spec: for the workers: network, size, dilation, systems, rounds, steps.
+        spec: for the workers: network, size, dilation, systems, rounds, steps, timeline.
         hosts: one rank on each; with ``local`` the number of ranks.
         bits: of the model's links, bits per second; None: unshaped.
         local: on loopback, without any shaping.
@@ -32,6 +33,8 @@ def measure(spec: Dict[str, Any], *, hosts: int, bits: Optional[int], local: boo
         (folder / "spec.json").write_text(json.dumps(spec))
         argv = [sys.executable, "-m", "bench.replay.worker", str(folder)]
         env = {"OMP_NUM_THREADS": "1", **Scale(spec["size"], spec["dilation"]).environment()}
+        if spec["timeline"]:
+            env["HOROVOD_TIMELINE"] = "DYNAMIC"
         if local:
             (folder / "shaped").touch()
             code, output = _run_locally(argv, hosts, env, timeout)
@@ -39,7 +42,7 @@ def measure(spec: Dict[str, Any], *, hosts: int, bits: Optional[int], local: boo
             code, output = _run_on_cluster(argv, hosts, env, timeout, folder, bits)
         result = folder / "result.json"
         if code != 0 or not result.exists():
-            raise SystemExit(f"the ranks ended with exit code {code}:\n{output[-6000:]}")
+            raise SystemExit(f"the ranks ended with exit code {code}:\n{output[:8000]}")
         return json.loads(result.read_text())
 
 
@@ -70,6 +73,6 @@ def _run_locally(argv, ranks, env, timeout):
     launcher = pathlib.Path(sys.executable).with_name("horovodrun")
     path = os.pathsep.join([str(launcher.parent), os.environ.get("PATH", "")])
     environment = {**os.environ, **env, "PATH": path, "PYTHONPATH": str(_REPOSITORY)}
-    ended = subprocess.run([str(launcher), "-np", str(ranks), *argv], env=environment, timeout=timeout, stdin=subprocess.DEVNULL,
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
+    # Asked to end, horovodrun ends its ranks.
+    ended = run_bounded([str(launcher), "-np", str(ranks), *argv], timeout=timeout, env=environment, capture=True)
     return ended.returncode, ended.stdout

@@ -18,7 +18,7 @@ class Clock:
         self.schedule = schedule
         self.hurry = False  # no sleeping: to warm up
         self._begin = 0.0
-        self.late_seconds = 0.0  # how far behind its schedule the last backward pass ended
+        self.backward_ended = 0.0
 
     def begin(self) -> None:
         self._begin = time.monotonic()
@@ -30,7 +30,12 @@ class Clock:
         self._sleep_until(self.schedule.backward[layer])
 
     def end_backward(self) -> None:
-        self.late_seconds = time.monotonic() - self._begin - self.schedule.step_seconds
+        self.backward_ended = time.monotonic()
+
+    @property
+    def late_seconds(self) -> float:
+        """How far behind its schedule the last backward pass ended."""
+        return self.backward_ended - self._begin - self.schedule.step_seconds
 
     def _sleep_until(self, offset: float) -> None:
         if not self.hurry:

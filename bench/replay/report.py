@@ -8,6 +8,7 @@ import numpy as np
 from bench import results
 from bench.replay.networks import Network
 from bench.replay.schedule import Scale
+from bench.replay.timeline import MARKS
 
 __all__ = ["draw", "evaluate", "print_tables"]
 
@@ -66,11 +67,11 @@ def _stages(by_rank: List[List[Dict[str, Any]]], scale: Scale, steps: int) -> Op
 
     found: Dict[str, Any] = {"synchronize": per_rank(lambda stats: stats["synchronize_seconds"])}
     for scheme in ("allreduce", "sfb"):
-        found[scheme] = {stage: per_rank(lambda stats: stats["schemes"][scheme][f"{stage}_seconds"]) for stage in STAGES}
+        found[scheme] = {stage: per_rank(lambda stats, s=scheme, key=f"{stage}_seconds": stats["schemes"][s][key]) for stage in STAGES}
     return found
 
 
-def print_tables(title: str, network: Network, hosts: int, found: Dict[str, Any], *, width: int = 140) -> None:
+def print_tables(title: str, network: Network, hosts: int, found: Dict[str, Any], tails: Dict[str, Any], *, width: int = 140) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -105,6 +106,14 @@ def print_tables(title: str, network: Network, hosts: int, found: Dict[str, Any]
                 cells = [f"{1e3 * e[scheme][stage]['mean']:.1f}" for stage in STAGES]
                 stages.add_row(name, scheme, *cells, f"{1e3 * e['synchronize']['mean']:.1f}")
         console.print(stages)
+    if any(tails.values()):
+        table = Table(title="How a step ends on rank 0: first layer's tensors in Horovod's timeline, ms after backward, of some extra steps")
+        for column in ("system", *MARKS):
+            table.add_column(column.replace("_", " "), justify="left" if column == "system" else "right")
+        for name, tail in tails.items():
+            if tail:
+                table.add_row(name, *(f"{1e3 * tail[mark]:.1f}" for mark in MARKS))
+        console.print(table)
 
 
 def draw(path: pathlib.Path, title: str, network: Network, hosts: int, found: Dict[str, Any]) -> None:

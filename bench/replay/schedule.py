@@ -41,8 +41,8 @@ def link_bits(text: str) -> Optional[int]:
     text = text.strip().lower()
     if text.endswith(_EQUIVALENT):
         text = text[: -len(_EQUIVALENT)]
-    if text == "56gbit":  # beyond what a link of the cluster can be, but not beyond what it can model
-        return 56_000_000_000
+    if text.endswith("gbit") and text[:-4].isdigit():  # may exceed what a link of the cluster can be, as it is divided first
+        return int(text[:-4]) * 1_000_000_000
     return parse_rate(text)
 
 

@@ -22,6 +22,7 @@ from bench.cluster.counters import read_local
 from bench.replay import networks
 from bench.replay.model import Clock, Replay, sleep_until
 from bench.replay.schedule import Scale, rebuild_seconds, scaled_layers, schedule
+from bench.replay.timeline import tails
 
 CHARGED = "-charged"
 _START_SECONDS = 0.3  # from the agreement on a start to the start
@@ -74,14 +75,16 @@ class Runner:
         start = hvd.broadcast_object(time.monotonic() + _START_SECONDS, root_rank=0, name=f"replay.start.{self.name}")
         sleep_until(start)
         before, sent = self.stats(), read_local()
-        ends, late = [start], []
+        ends, late, backward_ends = [start], [], []
         for _ in range(steps):
             self.step()
             ends.append(time.monotonic())
             late.append(self.clock.late_seconds)
+            backward_ends.append(self.clock.backward_ended)
         now = read_local()
         hvd.barrier()
-        self.blocks.append({"ends": ends, "late": late, "sent": now[0] - sent[0] if now and sent else None, "before": before,
+        self.blocks.append({"ends": ends, "late": late, "backward_ends": backward_ends,
+                            "sent": now[0] - sent[0] if now and sent else None, "before": before,
                             "after": self.stats()})
         self.forget()
 
@@ -122,15 +125,30 @@ def run(spec: Dict[str, Any], folder: pathlib.Path) -> None:
     for _ in range(spec["rounds"]):
         for runner in runners:
             runner.block(spec["steps"])
+    timelines = {runner.name: _timeline(runner, spec["steps"], folder) for runner in runners
+                 if spec["timeline"] and runner.name.startswith("poseidon")}
     gathered = hvd.allgather_object({runner.name: runner.blocks for runner in runners}, name="replay.blocks")
     if hvd.rank() == 0:
         result = {
             "schedule_seconds": {r.name: r.clock.schedule.step_seconds for r in runners},
             "blocks": {r.name: [ranks[r.name] for ranks in gathered] for r in runners},
             "schemes": {r.name: r.optimizer.scheme_report() for r in runners if hasattr(r.optimizer, "scheme_report")},
+            "tails": {name: tails(*timeline, scale.dilation) for name, timeline in timelines.items()},
             "horovod_environment": {k: v for k, v in os.environ.items() if k in scale.environment() or k == "OMP_NUM_THREADS"},
         }
         (folder / "result.json").write_text(json.dumps(result))
+
+
+def _timeline(runner: Runner, steps: int, folder: pathlib.Path) -> tuple:
+    """Some more steps, which count for nothing, under Horovod's timeline: its path, and when backward passes and steps ended here."""
+    path = folder / f"timeline-{runner.name}.json"
+    epoch = time.time() - time.monotonic()
+    hvd.start_timeline(str(path))
+    runner.block(steps)
+    block = runner.blocks.pop()
+    hvd.stop_timeline()
+    time.sleep(1.0)  # its writer is a thread of its own
+    return path, [epoch + end for end in block["backward_ends"]], [epoch + end for end in block["ends"][1:]]
 
 
 def _wait_until_shaped(folder: pathlib.Path) -> None:
