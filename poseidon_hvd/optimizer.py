@@ -1,5 +1,6 @@
 """``DistributedOptimizer``: Horovod's, with sufficient factor broadcasting for the layers where it pays."""
 
+import collections
 import os
 import warnings
 from contextlib import contextmanager
@@ -304,6 +305,17 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return set() if self._session is None else {self._params[i] for i in self._session.active_parameters()}
 
 
+def _drop_state(optimizer) -> None:
+    """As Horovod. Its examples call broadcast_optimizer_state before wrapping, which leaves the state of a step that never was."""
+    steps = [state["step"] for state in optimizer.state.values() if "step" in state]
+    if any(step > 1 for step in steps):
+        warnings.warn(
+            "poseidon_hvd: the state of the optimizer (moments, step counts) is not taken over when it is wrapped, as in Horovod. "
+            "Load it after wrapping.", stacklevel=3,
+        )
+    optimizer.state = collections.defaultdict(dict)
+
+
 def _compressor(compression, contexts):
     def compress(index, grad):
         tensor, contexts[index] = compression.compress(grad)
@@ -335,7 +347,8 @@ def DistributedOptimizer(
     then rank 0 chooses a scheme per tensor and all ranks follow. See ``scheme_report()`` and ``stats()`` of the result.
 
     Args:
-        optimizer: the optimizer to wrap. Its state and hyperparameters are kept.
+        optimizer: the optimizer to wrap. Its hyperparameters and attributes are kept; its state is not, as in Horovod: load it after
+            wrapping.
         named_parameters: names of the parameters, usually ``model.named_parameters()``; the same on every rank.
         compression: ``Compression.none``, ``Compression.fp16`` (gradients and factors travel in float16) or a compressor class (its
             gradients are always allreduced).
@@ -389,16 +402,19 @@ def DistributedOptimizer(
         )
 
     base = type(optimizer)
-    if issubclass(base, torch.optim.Optimizer) and "_open_session" in base.__dict__:  # wrapped before: start from the user's class
+    wrapped_before = "_open_session" in base.__dict__
+    if wrapped_before:  # start from the user's class
         optimizer._close_session()
         base = base.__mro__[1]
     attributes = {key: value for key, value in _DistributedOptimizer.__dict__.items() if key not in ("__dict__", "__weakref__")}
     wrapped_class = type(base.__name__, (base,), attributes)
-    # Not through the user's __init__, which would lose the state and whatever else it was given; and without step(), which a
-    # scheduler may have bound to the instance.
+    # Not through the user's __init__, which would lose what else it was given; and without step(), which a scheduler may have
+    # bound to the instance.
     wrapped = wrapped_class.__new__(wrapped_class)
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     wrapped.param_groups = list(optimizer.param_groups)  # the same groups; one added to the wrapped optimizer later is not ours
+    if not wrapped_before:
+        _drop_state(wrapped)
     wrapped._setup(named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, groups, sparse_as_dense,
                    process_set, config)
     return wrapped

@@ -11,6 +11,12 @@ namespace poseidon {
 
 namespace {
 
+// Transports do not always say which operation failed.
+Status Named(const Status& status, const Exchange& exchange) {
+  if (status.ok() || status.message().find(exchange.name()) != std::string::npos) return status;
+  return Status(status.code(), exchange.name() + ": " + status.message());
+}
+
 std::string DescribePending(const std::vector<std::shared_ptr<Exchange>>& exchanges) {
   constexpr int kMostNames = 5;
   std::string names;
@@ -74,7 +80,7 @@ Status Engine::Submit(const std::shared_ptr<Exchange>& exchange) {
   }
   if (!status.ok()) {
     back_to_idle();
-    return status;
+    return Named(status, *exchange);
   }
   OnCollectiveDone(exchange, Status::OK());
   return Status::OK();
@@ -122,7 +128,7 @@ void Engine::Advance(const std::shared_ptr<Exchange>& exchange) {
 void Engine::Finish(Exchange& exchange, Status status) {
   const bool ok = status.ok();
   exchange.times_.done = Clock::now();
-  exchange.status_ = std::move(status);
+  exchange.status_ = Named(status, exchange);
   bool wake;
   {
     // Under the mutex, or a waiter could test the state, miss this change and sleep through the notification.

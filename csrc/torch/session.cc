@@ -189,8 +189,12 @@ std::shared_ptr<GradSource> Session::NewSource(const Parameter& p) const {
                                       [compress = options_.compress, index](const at::Tensor& grad) { return compress(index, grad); });
 }
 
+void Session::ThrowIfFailed(const Status& status) const {
+  if (!status.ok()) throw StatusError(Status(status.code(), "[rank " + std::to_string(options_.rank) + "] " + status.message()));
+}
+
 void Session::Submit(const std::shared_ptr<Exchange>& exchange) {
-  ThrowIfError(engine_->Submit(exchange));
+  ThrowIfFailed(engine_->Submit(exchange));
   in_flight_.push_back(exchange);
 }
 
@@ -253,7 +257,7 @@ std::vector<int> Session::Flush() {
     for (Parameter& p : parameters_) {
       if (p.counter.touched() && !p.counter.ready()) CheckProfile(p);
     }
-    ThrowIfError(AgreeOnPlan());
+    ThrowIfFailed(AgreeOnPlan());
   }
   std::vector<int> sparse;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -284,7 +288,7 @@ std::vector<std::pair<int, at::Tensor>> Session::Finish() {
   for (size_t scheme = 0; scheme < stats_.by_scheme.size(); ++scheme) stats_.by_scheme[scheme].waited_seconds += waited[scheme];
   if (!status.ok()) {
     AbandonStep();
-    ThrowIfError(Status(status.code(), "[rank " + std::to_string(options_.rank) + "] " + status.message()));
+    ThrowIfFailed(status);
   }
   std::vector<std::pair<int, at::Tensor>> compressed;
   for (size_t i = 0; i < parameters_.size(); ++i) {

@@ -122,6 +122,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void SendFactors(Factored& factored);
   bool NothingElseCanAdd(const Factored& factored) const;
   void CheckProfile(Parameter& parameter);
+  void ThrowIfFailed(const Status& status) const;
   void Submit(const std::shared_ptr<Exchange>& exchange);
   std::shared_ptr<GradSource> NewSource(const Parameter& p) const;
   void EndStep();
