@@ -3,6 +3,7 @@
 import collections
 import os
 import warnings
+import weakref
 from contextlib import contextmanager
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
@@ -192,6 +193,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 )
             self.synchronize()
         self._synchronized = False
+        wrapped_from = self._wrapped_from()
+        if wrapped_from is not None:
+            wrapped_from._opt_called = True  # for a scheduler that was made on it before it was wrapped
         return super(self.__class__, self).step(closure)
 
     def zero_grad(self, *args, **kwargs):
@@ -413,6 +417,7 @@ def DistributedOptimizer(
     wrapped = wrapped_class.__new__(wrapped_class)
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     wrapped.param_groups = list(optimizer.param_groups)  # the same groups; one added to the wrapped optimizer later is not ours
+    wrapped._wrapped_from = weakref.ref(optimizer)
     if not wrapped_before:
         _drop_state(wrapped)
     wrapped._setup(named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, groups, sparse_as_dense,

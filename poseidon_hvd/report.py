@@ -37,12 +37,14 @@ def plan_table(decisions: List[Dict[str, Any]], shapes: Mapping[str, Tuple[int, 
         return "1 rank: nothing is exchanged."
     if not decisions:
         return "No plan yet: it is made at the end of the first step."
-    carried = {d["name"]: d for d in decisions}
     rows = []
     for d in decisions:
         shape = " x ".join(map(str, shapes.get(d["name"], ()))) or "scalar"
         rows.append([d["name"], shape, str(d["global_rows"] or "-"), d["scheme"], format_bytes(d["allreduce_bytes"]),
                      format_bytes(d["sfb_bytes"]), d["reason"]])
     table = text_table(("tensor", "shape", "rows", "scheme", "allreduce", "sfb", "why"), rows, right=(1, 2, 4, 5))
-    sfb = sum(d["scheme"] == "sfb" for d in carried.values())
-    return f"{size} ranks, policy {policy}: {sfb} of {len(decisions)} tensors as sufficient factors\n{table}"
+    sfb = sum(d["scheme"] == "sfb" for d in decisions)
+    return (
+        f"{size} ranks, policy {policy}: {sfb} of {len(decisions)} tensors as sufficient factors\n{table}\n"
+        "rows: of all ranks in the first step; allreduce, sfb: bytes that each rank sends per step that way"
+    )

@@ -156,6 +156,17 @@ void Engine::Run() {
   }
 }
 
+bool Engine::WaitFor(const std::vector<std::shared_ptr<Exchange>>& exchanges, double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  ++waiters_;
+  const bool ended = finished_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
+    return std::all_of(exchanges.begin(), exchanges.end(),
+                       [](const auto& e) { return e->state() != Exchange::State::kInFlight; });
+  });
+  --waiters_;
+  return ended;
+}
+
 Status Engine::Wait(const std::vector<std::shared_ptr<Exchange>>& exchanges, double* waited_seconds) {
   const auto warn_every = std::chrono::duration<double>(options_.stall_warning_seconds);
   std::vector<const Exchange*> open;

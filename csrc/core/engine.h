@@ -46,6 +46,9 @@ class Engine {
   // element per Scheme and is increased by the time spent waiting for it.
   Status Wait(const std::vector<std::shared_ptr<Exchange>>& exchanges, double* waited_seconds = nullptr);
 
+  // The same for at most `seconds`, and without a verdict: true if all have ended.
+  bool WaitFor(const std::vector<std::shared_ptr<Exchange>>& exchanges, double seconds);
+
   // Ends the thread; exchanges still in flight fail with kAborted, also later ones. Idempotent; waits for the exchange being
   // advanced. In a forked child, where the thread does not exist, it only lets go of it. Not for several threads at
   // once.

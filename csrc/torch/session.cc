@@ -190,7 +190,12 @@ std::shared_ptr<GradSource> Session::NewSource(const Parameter& p) const {
 }
 
 void Session::ThrowIfFailed(const Status& status) const {
-  if (!status.ok()) throw StatusError(Status(status.code(), "[rank " + std::to_string(options_.rank) + "] " + status.message()));
+  if (status.ok()) return;
+  std::string message = "[rank " + std::to_string(options_.rank) + "] " + status.message();
+  if (status.code() == StatusCode::kUnavailable && !factored_.empty()) {
+    message += " (If a rank has called hvd.join() while others still train: join covers no allgather. Set POSEIDON_POLICY=allreduce.)";
+  }
+  throw StatusError(Status(status.code(), message));
 }
 
 void Session::Submit(const std::shared_ptr<Exchange>& exchange) {
@@ -343,6 +348,10 @@ void Session::AbandonStep() {
 
 void Session::Reset() {
   std::lock_guard<std::mutex> lock(mutex_);
+  // What is under way on all ranks ends by itself, and then its names are free again. After a failure it ends too, by Horovod's
+  // shutdown. Whatever does not end in time is left to its exchange.
+  constexpr double kPatienceSeconds = 5;
+  engine_->WaitFor(in_flight_, kPatienceSeconds);
   AbandonStep();
 }
 

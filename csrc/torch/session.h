@@ -57,7 +57,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   // the parameters whose gradients are to be decompressed by the caller (CompressionKind::kPython), with what was received.
   std::vector<std::pair<int, at::Tensor>> Finish();
 
-  // Forgets the step in progress without waiting for what is in flight (load_state_dict; elastic recovery relies on it).
+  // Forgets the step in progress (load_state_dict; elastic recovery relies on it). Waits a little for what is in flight.
   void Reset();
 
   void SetPassesPerStep(int passes);
