@@ -77,7 +77,8 @@ def main():
         "network": {"name": network.name, "batch": network.batch, "samples_per_second": network.samples_per_second,
                     "rate_source": network.rate_source, "step_seconds": schedule(network, Scale(1, 1)).step_seconds,
                     "flops_per_second": flops_per_second(network)},
-        "link_bits": bits, "model_link_bits": model_bits, "load_before": load, "horovod_environment": raw["horovod_environment"],
+        "link_bits": bits, "model_link_bits": model_bits, "load_before": load,
+        "load_averages_while_measuring": raw["load_averages"], "horovod_environment": raw["horovod_environment"],
         "systems": found, "published": [vars(p) for p in network.published], "schemes": raw["schemes"], "tails": raw["tails"],
     }, args.output)
     report.draw(path.with_suffix(".png"), title, network, args.hosts, found)

@@ -9,9 +9,7 @@ import json
 import os
 import pathlib
 import sys
-import tempfile
 import time
-import uuid
 from typing import Any, Dict, List, Optional
 
 import horovod.torch as horovod
@@ -32,14 +30,14 @@ _SHAPED_SECONDS = 60.0
 class Runner:
     """A system with its own clock, and what was measured of it on this rank."""
 
-    def __init__(self, name: str, model: Replay, scale: Scale) -> None:
+    def __init__(self, name: str, model: Replay, scale: Scale, folder: pathlib.Path) -> None:
         self.name = name
         self.clock = model.clock
         self.model = model
         self.optimizer: Any = None
         self._forward: Any = model
         if name == "ddp":
-            self._forward = _ddp(model, scale)
+            self._forward = _ddp(model, scale, folder)
         elif name != "none":
             distributed, options = (horovod, {}) if name == "horovod" else (hvd, {"policy": name.removesuffix(CHARGED).split("-")[1]})
             sgd = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -102,10 +100,9 @@ class Runner:
         self.clock.schedule = schedule(network, scale, extra)
 
 
-def _ddp(model: Replay, scale: Scale) -> torch.nn.Module:
+def _ddp(model: Replay, scale: Scale, folder: pathlib.Path) -> torch.nn.Module:
     if not torch.distributed.is_initialized():
-        path = hvd.broadcast_object(f"{tempfile.gettempdir()}/replay-ddp-{uuid.uuid4().hex}", root_rank=0, name="replay.ddp.store")
-        torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=hvd.rank(), world_size=hvd.size())
+        torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'ddp'}", rank=hvd.rank(), world_size=hvd.size())
     # Parameters are zeros everywhere: nothing to broadcast.
     return torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=scale.ddp_bucket_mb, init_sync=False)
 
@@ -116,15 +113,17 @@ def run(spec: Dict[str, Any], folder: pathlib.Path) -> None:
     first = Replay(scaled_layers(network, scale), Clock(plan), hvd.rank())
     runners = []
     for name in spec["systems"]:
-        runner = Runner(name, first if not runners else first.sharing(Clock(plan)), scale)
+        runner = Runner(name, first if not runners else first.sharing(Clock(plan)), scale, folder)
         runner.warm_up(3)  # ours observes in the first, DDP fills its buckets anew in the second
         if name.endswith(CHARGED):
             runner.charge_rebuild(network, scale)
         runners.append(runner)
     _wait_until_shaped(folder)
+    loads = [os.getloadavg()[0]]
     for _ in range(spec["rounds"]):
         for runner in runners:
             runner.block(spec["steps"])
+    loads.append(os.getloadavg()[0])
     timelines = {runner.name: _timeline(runner, spec["steps"], folder) for runner in runners
                  if spec["timeline"] and runner.name.startswith("poseidon")}
     gathered = hvd.allgather_object({runner.name: runner.blocks for runner in runners}, name="replay.blocks")
@@ -134,6 +133,7 @@ def run(spec: Dict[str, Any], folder: pathlib.Path) -> None:
             "blocks": {r.name: [ranks[r.name] for ranks in gathered] for r in runners},
             "schemes": {r.name: r.optimizer.scheme_report() for r in runners if hasattr(r.optimizer, "scheme_report")},
             "tails": {name: tails(*timeline, scale.dilation) for name, timeline in timelines.items()},
+            "load_averages": loads,
             "horovod_environment": {k: v for k, v in os.environ.items() if k in scale.environment() or k == "OMP_NUM_THREADS"},
         }
         (folder / "result.json").write_text(json.dumps(result))
