@@ -129,7 +129,7 @@ TEST(FailureOfASourceSendsNothing) {
   Gradients gradients({false, true}, {}, 1);
   gradients.Fill(0, 0);
   gradients.sources[1]->prepare_failure = Status::InvalidArgument("not contiguous");
-  POSEIDON_CHECK_EQ(world.engines[0]->Submit(gradients.exchange).message(), std::string("not contiguous"));
+  POSEIDON_CHECK_EQ(world.engines[0]->Submit(gradients.exchange).message(), std::string("gradients: not contiguous"));
   POSEIDON_CHECK_EQ(gradients.exchange->state(), Exchange::State::kIdle);
   POSEIDON_CHECK_EQ(world.cluster.operations(), size_t{0});
   gradients.sources[1]->prepare_failure = Status::OK();
@@ -179,7 +179,7 @@ TEST(FailureOfACollectiveRestoresNothing) {
     Gradients gradients({true, true, true}, {ReduceOp::kSum, 1.0, 1.0}, 2);
     gradients.Fill(rank, 0);
     POSEIDON_REQUIRE_OK(world.engines[rank]->Submit(gradients.exchange));
-    POSEIDON_CHECK_EQ(world.engines[rank]->Wait({gradients.exchange}).message(), std::string("a peer died"));
+    POSEIDON_CHECK_EQ(world.engines[rank]->Wait({gradients.exchange}).message(), std::string("gradients: a peer died"));
     for (const auto& source : gradients.sources) POSEIDON_CHECK_EQ(source->restores, 0);
   });
 }
@@ -190,7 +190,7 @@ TEST(FailureToRestore) {
   gradients.Fill(0, 0);
   gradients.sources[0]->restore_failure = Status::Internal("decompression failed");
   POSEIDON_REQUIRE_OK(world.engines[0]->Submit(gradients.exchange));
-  POSEIDON_CHECK_EQ(world.engines[0]->Wait({gradients.exchange}).message(), std::string("decompression failed"));
+  POSEIDON_CHECK_EQ(world.engines[0]->Wait({gradients.exchange}).message(), std::string("gradients: decompression failed"));
   POSEIDON_CHECK_EQ(gradients.exchange->state(), Exchange::State::kFailed);
 }
 

@@ -218,9 +218,9 @@ TEST(FirstFailureOfAnExchangeIsKeptUntilAllItsCollectivesEnded) {
   POSEIDON_CHECK_EQ(world.Partner("x2").code(), StatusCode::kUnavailable);
   POSEIDON_CHECK_EQ(exchange->state(), State::kInFlight);
   POSEIDON_CHECK_OK(world.Partner("x1"));
-  POSEIDON_CHECK_EQ(world.engine.Wait({exchange}).ToString(), Status::Unavailable("third failed").ToString());
+  POSEIDON_CHECK_EQ(world.engine.Wait({exchange}).ToString(), Status::Unavailable("x: third failed").ToString());
   POSEIDON_CHECK_EQ(exchange->state(), State::kFailed);
-  POSEIDON_CHECK_EQ(exchange->status().message(), std::string("third failed"));
+  POSEIDON_CHECK_EQ(exchange->status().message(), std::string("x: third failed"));
 }
 
 TEST(WaitReturnsTheFirstFailureInItsOrderAfterAllEnded) {
@@ -258,7 +258,7 @@ TEST(FailureInAdvance) {
     exchange->advance = [](Engine&, auto*) { return Status::Internal("rebuild failed"); };
     POSEIDON_REQUIRE_OK(world.engine.Submit(exchange));
     POSEIDON_CHECK_OK(world.Partner("x"));
-    POSEIDON_CHECK_EQ(world.engine.Wait({exchange}).message(), std::string("rebuild failed"));
+    POSEIDON_CHECK_EQ(world.engine.Wait({exchange}).message(), std::string("x: rebuild failed"));
     POSEIDON_CHECK_EQ(exchange->state(), State::kFailed);
     exchange->advance = nullptr;
     POSEIDON_REQUIRE_OK(world.engine.Submit(exchange));
@@ -421,7 +421,7 @@ TEST(BeginThatFailsOrThrowsLeavesNothingInFlight) {
   World world;
   auto exchange = Make("x");
   exchange->begin = [] { return Status::InvalidArgument("no message"); };
-  POSEIDON_CHECK_EQ(world.engine.Submit(exchange).message(), std::string("no message"));
+  POSEIDON_CHECK_EQ(world.engine.Submit(exchange).message(), std::string("x: no message"));
   POSEIDON_CHECK_EQ(exchange->state(), State::kIdle);
   exchange->begin = []() -> Status { throw std::runtime_error("compressor"); };
   try {

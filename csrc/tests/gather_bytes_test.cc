@@ -54,7 +54,7 @@ TEST(FailuresReachTheCaller) {
   RunRanks(2, [&](int rank) {
     std::vector<Bytes> by_rank;
     POSEIDON_CHECK_EQ(GatherBytes(*world.engines[rank], "control", 0, Pattern(rank, 3), &by_rank).message(),
-                      std::string("a peer died"));
+                      std::string("control: a peer died"));
     POSEIDON_CHECK_OK(GatherBytes(*world.engines[rank], "control", 0, Pattern(rank, 3), &by_rank));
     POSEIDON_CHECK_EQ(GatherBytes(*world.engines[rank], "control", 1, {}, &by_rank).code(), StatusCode::kInvalidArgument);
     world.engines[rank]->Stop();

@@ -349,13 +349,13 @@ TEST(FailuresReachEveryRankAndTheNextStepWorks) {
   for (const char* name : {"layer0", "layer0.extra.weight"}) {
     world.cluster.FailNext(name, Status::Unavailable("a peer died"));
     run([&](int rank, const Status& status) {
-      POSEIDON_CHECK_EQ(status.message(), std::string("a peer died"));
+      POSEIDON_CHECK_EQ(status.message(), std::string("layer0: a peer died"));
       POSEIDON_CHECK_EQ(layers[rank]->layer->rebuilds, 0);
     });
   }
   layers[1]->layer->rebuild_failure = Status::Internal("out of memory");
   run([&](int rank, const Status& status) {
-    POSEIDON_CHECK_EQ(status.message(), std::string(rank == 1 ? "out of memory" : ""));
+    POSEIDON_CHECK_EQ(status.message(), std::string(rank == 1 ? "layer0: out of memory" : ""));
   });
   layers[1]->layer->rebuild_failure = Status::OK();
   run([&](int rank, const Status& status) {
@@ -409,7 +409,7 @@ TEST(FailureToPrepareAnExtraPart) {
     POSEIDON_REQUIRE_OK(world.engines[rank]->Submit(layer.exchange));
     const Status status = world.engines[rank]->Wait({layer.exchange});
     if (rank == 0) {
-      POSEIDON_CHECK_EQ(status.message(), std::string("no memory"));
+      POSEIDON_CHECK_EQ(status.message(), std::string("layer0: no memory"));
       world.cluster.Shutdown();  // or rank 1 would wait for ever
     } else {
       POSEIDON_CHECK_EQ(status.code(), StatusCode::kUnavailable);
