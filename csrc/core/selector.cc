@@ -77,7 +77,7 @@ TensorDecision Decide(const MergedTensor& tensor, SchemeOverride value, const Se
     // Policy kSfb means "wherever it is possible": that a convolution is not a linear weight is nothing to warn of. Nor is a bias
     // that a pattern happens to match: it follows its weight.
     decision.request_refused =
-        wanted == Policy::kSfb && (base.is_linear_weight || (value == SchemeOverride::kSfb && base.shape.size() == 2));
+        wanted == Policy::kSfb && (base.is_linear_weight || (value == SchemeOverride::kSfb && base.shape.size() > 1));
     decision.reason =
         decision.request_refused ? std::string(asked_by) + ": sfb was asked for but cannot be: " + obstacle : obstacle;
   } else if (wanted == Policy::kSfb) {

@@ -262,7 +262,9 @@ std::vector<int> Session::Flush() {
     for (Parameter& p : parameters_) {
       if (p.counter.touched() && !p.counter.ready()) CheckProfile(p);
     }
-    ThrowIfFailed(AgreeOnPlan());
+    const Status agreed = AgreeOnPlan();
+    if (agreed.code() == StatusCode::kInvalidArgument) ThrowIfError(agreed);  // the same on all ranks
+    ThrowIfFailed(agreed);
   }
   std::vector<int> sparse;
   for (size_t i = 0; i < parameters_.size(); ++i) {
