@@ -50,9 +50,10 @@ def test_every_epoch_shows_loss_and_accuracy(ours):
     assert STEP.search(ours)[1] == "2"
 
 
-def test_output_is_one_line_per_epoch(ours):
-    """No terminal here: a bar that is redrawn must not become a flood of lines."""
-    assert len(ours.splitlines()) < 40  # splitlines breaks at carriage returns too
+def test_output_is_no_flood(ours):
+    """There is no terminal here, so every redrawn bar counts: first and last of an epoch, and two per second between."""
+    seconds = float(re.search(r"trained in ([\d.]+) s", ours)[1])
+    assert ours.count("epoch ") <= 3 * 3 + 2 * seconds + 1
     assert "[1]<std" not in ours  # rank 1 is silent
 
 
