@@ -121,12 +121,12 @@ def settings_from_the_environment(rank):
 
 
 def _disagreement(rank, fragments, build=mlp, **options):
-    """All ranks raise the same ValueError at the end of step 0, and the process can go on."""
+    """All ranks raise the same ValueError at the end of step 0, up to their own number, and the process can go on."""
     torch.manual_seed(7)
     model = build()
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), **{"policy": "sfb", **options})
     loss_of(model(rank.random(0, 6, 12).float())).backward()
-    text = expect_error(rank, ValueError, fragments, optimizer.synchronize)
+    text = expect_error(rank, ValueError, fragments, optimizer.synchronize).replace(f"[rank {rank.rank}] ", "", 1)
     payload = torch.tensor(list(text.encode().ljust(4000)[:4000]), dtype=torch.uint8)[None]
     texts = rank.gather(payload)
     assert all(torch.equal(row, texts[0]) for row in texts), [bytes(row.tolist()).decode().strip() for row in texts]
@@ -160,7 +160,7 @@ def ranks_with_different_compression(rank):
 
 @case
 def ranks_with_different_shapes(rank):
-    _disagreement(rank, ["parameter", "[33, 12]", "rank 1"], build=lambda: Sequential(Linear(12, 32 + (rank.rank == 1)), ReLU()))
+    _disagreement(rank, ["parameter", "[33]", "rank 1"], build=lambda: Sequential(Linear(12, 32 + (rank.rank == 1)), ReLU()))
 
 
 @case
