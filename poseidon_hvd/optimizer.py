@@ -60,10 +60,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _open_session(self):
         """Local: no rank waits for another here."""
         # By name, so that the order is the same on every rank whatever container the parameters came from.
-        names = sorted((self._parameter_names[p], i) for i, p in enumerate(all_parameters(self)))
-        params = all_parameters(self)
-        self._params = [params[i] for _, i in names]
-        names = [name for name, _ in names]
+        self._params = sorted(all_parameters(self), key=self._parameter_names.__getitem__)
+        names = [self._parameter_names[p] for p in self._params]
         overrides = self._config.overrides(names)  # validates, also where nothing will be sent
         if not self.process_set.included() or (self.process_set.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"):
             self._session = None

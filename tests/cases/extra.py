@@ -1,5 +1,7 @@
 """Weights whose gradient comes, wholly or in part, from elsewhere than their own linear calls."""
 
+import sys
+
 import torch
 from torch.nn import Linear, Module, Parameter, ReLU, Sequential
 from torch.nn import functional as F
@@ -330,3 +332,14 @@ def in_projection_as_three_linears(rank):
         loss_of(m(t.x(4, 3, 12), t.x(5, 3, 8, salt=1), t.x(5, 3, 6, salt=2))).backward()
 
     check(rank, Model, run, expect={"attention.in_proj_bias": "allreduce"})
+
+
+@case
+def more_rows_than_one_collective_takes(rank):
+    """Every rank multiplies its own factors then and sends the product as an extra gradient; the layer is dense from the next step on."""
+    module = sys.modules["poseidon_hvd.optimizer"]
+    module._MAX_GATHERED_ELEMENTS = 10
+    try:
+        check(rank, mlp, train(6, 12), expect={"*": "allreduce"}, steps=4, warns=["its gradient came from elsewhere"] * 3)
+    finally:
+        module._MAX_GATHERED_ELEMENTS = None
