@@ -2,8 +2,10 @@
 
 import dataclasses
 import fnmatch
+import json
+import math
 import os
-from typing import Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ._native import _C
 
@@ -13,16 +15,23 @@ class Config:
     """What decides how gradients travel.
 
     Attributes:
-        policy: ``"bytes"`` (the scheme that sends fewer bytes, Poseidon's rule restated for ring-allreduce), ``"allreduce"`` or
-            ``"sfb"`` (wherever it is possible).
+        policy: ``"time"`` (what makes the predicted step shortest), ``"bytes"`` (the scheme that sends fewer bytes, Poseidon's rule
+            restated for ring-allreduce), ``"allreduce"`` or ``"sfb"`` (wherever it is possible).
         schemes: parameter-name pattern (``fnmatch``) -> ``"auto"``, ``"allreduce"`` or ``"sfb"``; the last match wins.
+        network: for policy ``"time"``: alpha (s) and beta (s/byte) of allreduce, then of allgather; None: measured at the first step.
+        memory_limit: bytes that the gathered rows of all factored tensors may take on each rank, for policy ``"time"``.
+        log_plans: print a new plan on rank 0.
     """
 
-    policy: str = "bytes"
+    policy: str = "time"
     schemes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    network: Optional[Tuple[float, float, float, float]] = None
+    memory_limit: float = 2e9
+    log_plans: bool = False
 
     @classmethod
-    def resolve(cls, policy: Optional[str], schemes: Optional[Mapping[str, str]]) -> "Config":
+    def resolve(cls, policy: Optional[str], schemes: Optional[Mapping[str, str]], network: Union[None, str, Mapping[str, Any]] = None,
+                memory_limit: Optional[float] = None) -> "Config":
         """Arguments override the environment, option by option.
 
         Raises:
@@ -39,7 +48,7 @@ class Config:
             schemes, source = _parse_schemes(os.environ.get("POSEIDON_SCHEMES", "")), "POSEIDON_SCHEMES"
         for pattern, scheme in schemes.items():
             _validate(_C.parse_scheme_override, scheme, f"{source}, {pattern!r}")
-        return cls(policy, dict(schemes))
+        return cls(policy, dict(schemes), _network(network), _memory_limit(memory_limit), _log_plans())
 
     def overrides(self, names: Sequence[str]) -> List[str]:
         """The scheme asked for each parameter.
@@ -74,6 +83,68 @@ def _parse_schemes(text: str) -> Dict[str, str]:
             raise ValueError(f"POSEIDON_SCHEMES: {item!r} is not of the form PATTERN=SCHEME.")
         schemes[pattern.strip()] = scheme.strip()
     return schemes
+
+
+_NETWORK_VARIABLES = ("POSEIDON_ALPHA_ALLREDUCE", "POSEIDON_BETA_ALLREDUCE", "POSEIDON_ALPHA_ALLGATHER", "POSEIDON_BETA_ALLGATHER")
+
+
+def _network(network: Union[None, str, Mapping[str, Any]]) -> Optional[Tuple[float, float, float, float]]:
+    """From the argument, else from the four variables, else from the file that POSEIDON_PROFILE names."""
+    source = "network"
+    if network is None and any(name in os.environ for name in _NETWORK_VARIABLES):
+        missing = [name for name in _NETWORK_VARIABLES if name not in os.environ]
+        if missing:
+            raise ValueError(f"{', '.join(missing)}: not set, though others of {', '.join(_NETWORK_VARIABLES)} are. Set all four or none.")
+        return tuple(_number(name, os.environ[name]) for name in _NETWORK_VARIABLES)
+    if network is None and os.environ.get("POSEIDON_PROFILE"):
+        network, source = os.environ["POSEIDON_PROFILE"], "POSEIDON_PROFILE"
+    if network is None:
+        return None
+    try:
+        if isinstance(network, (str, os.PathLike)):
+            with open(network, encoding="utf-8") as file:
+                network = json.load(file)
+        network = network.get("network", network)  # a whole plan() will do
+        values = [network[kind][key] for kind in ("allreduce", "allgather") for key in ("alpha_seconds", "beta_seconds_per_byte")]
+    except (OSError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{source}: cannot read a network from it ({type(error).__name__}: {error}). Give what optimizer.plan()[\"network\"] "
+            "returned, or the name of a JSON file with it."
+        ) from None
+    return tuple(_number(source, value) for value in values)
+
+
+def _number(source: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{source}: {value!r} is not a number of seconds (alpha) or seconds per byte (beta), 0 or more.")
+    return number
+
+
+def _memory_limit(memory_limit: Optional[float]) -> float:
+    source, scale = "memory_limit", 1.0
+    if memory_limit is None:
+        text = os.environ.get("POSEIDON_MEMORY_LIMIT_MB")
+        if text is None:
+            return Config.memory_limit
+        memory_limit, source, scale = text, "POSEIDON_MEMORY_LIMIT_MB", 1e6
+    try:
+        value = float(memory_limit) * scale
+    except (TypeError, ValueError):
+        value = math.nan
+    if not value >= 0:
+        raise ValueError(f"{source}: {memory_limit!r} is not a size of 0 or more.")
+    return value
+
+
+def _log_plans() -> bool:
+    level = os.environ.get("POSEIDON_LOG_LEVEL", "warning")
+    if level not in ("info", "warning"):
+        raise ValueError(f"POSEIDON_LOG_LEVEL: {level!r} is none of info, warning.")
+    return level == "info"
 
 
 def stall_warning_seconds() -> float:

@@ -2,6 +2,7 @@
 
 import collections
 import os
+import sys
 import warnings
 import weakref
 from contextlib import contextmanager
@@ -78,7 +79,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             "gradient_predivide_factor": self.gradient_predivide_factor,
             "sparse_as_dense": self.sparse_as_dense,
             "groups": ";".join(",".join(names[i] for i in group) for group in groups),
+            "network": self._config.network,
+            "memory_limit": self._config.memory_limit,
         }
+        self._logged_schemes = None
         self._tag = _runtime.session_tag(self.process_set.process_set_id)
         self._contexts = {}
         self._session = _C.Session(
@@ -101,6 +105,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             overrides=overrides,
             max_gathered_elements=_MAX_GATHERED_ELEMENTS,
             settings="\n".join(f"{key}={value}" for key, value in settings.items()),
+            network=self._config.network,
+            gather_memory_bytes=self._config.memory_limit,
         )
 
     def _close_session(self):
@@ -142,6 +148,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                     self._params[i].grad.copy_(self._compression.decompress(tensor, self._contexts.pop(i)))
             for message in session.take_warnings():
                 warnings.warn(f"poseidon_hvd: {message}")
+            if self._config.log_plans:
+                self._log_new_plan()
         self._synchronized = True
 
     def _sparse_async(self, p):
@@ -152,6 +160,13 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             p.grad = p.grad.to_sparse(1)
         name = f"poseidon.{self._tag}.sparse.{self._parameter_names[p]}"
         return sparse_allreduce_async(p.grad, name=name, op=self.op, process_set=self.process_set)
+
+    def _log_new_plan(self):
+        plan = self.plan()
+        schemes = plan and [tensor["scheme"] for tensor in plan["tensors"]]
+        if schemes != self._logged_schemes and self.process_set.rank() == 0:
+            print(f"[poseidon_hvd] plan made at step {plan['made_at_step']}\n{self.scheme_report()}", file=sys.stderr, flush=True)
+        self._logged_schemes = schemes
 
     @contextmanager
     def skip_synchronize(self):
@@ -194,7 +209,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         wrapped_from = self._wrapped_from()
         if wrapped_from is not None:
             wrapped_from._opt_called = True  # for a scheduler that was made on it before it was wrapped
-        return super(self.__class__, self).step(closure)
+        result = super(self.__class__, self).step(closure)
+        if self._session is not None:
+            self._session.note_updated()
+        return result
 
     def zero_grad(self, *args, **kwargs):
         """As the wrapped optimizer's, ``set_to_none`` included.
@@ -241,11 +259,50 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     # ---- Ours
 
     def scheme_report(self) -> str:
-        """A table of every tensor's scheme, what each scheme would send, and why this one; text for a terminal."""
+        """A table of every tensor's scheme, what each scheme would send and take, and why this one; text for a terminal."""
         size = self.process_set.size() if self.process_set.included() else 0
-        decisions = self._session.decisions() if self._session is not None else []
-        shapes = {self._parameter_names[p]: tuple(p.shape) for p in self._params}
-        return plan_table(decisions, shapes, policy=self._config.policy, size=size)
+        return plan_table(self.plan(), policy=self._config.policy, size=size)
+
+    def plan(self) -> Optional[Dict[str, Any]]:
+        """The plan in force as plain data, for programs and ``json.dump``; None until the first step is over.
+
+        Returns:
+            ``policy``; ``size``, the ranks; ``made_at_step``; ``tensors``, in the order of names, each with ``name``, ``shape``, ``rows``
+            (of all ranks together in that step), ``scheme``, ``reason`` and ``costs``: scheme -> ``bytes`` that each rank sends in a
+            step, mean over ranks, and ``seconds``: transfer and the tensor's own work alone, nothing hidden; both None where they are
+            not known. With policy ``"time"`` also ``network`` (``alpha_seconds`` and ``beta_seconds_per_byte`` of ``allreduce``, per byte
+            of tensor, and of ``allgather``, per byte gathered from all ranks; ``skew_seconds``, by which the first rank waited for
+            the last), ``predicted_step_seconds``, ``exposed_seconds`` (of it, communication that backward does not hide) and
+            ``predicted_dense_step_seconds``, as plain Horovod would take; otherwise None.
+        """
+        plan = self._session.plan() if self._session is not None else None
+        if plan is None:
+            return None
+        shapes = {self._parameter_names[p]: list(p.shape) for p in self._params}
+        chosen, dense = plan["predicted"] or {}, plan["predicted_dense"] or {}
+        return {
+            "policy": self._config.policy,
+            "size": plan["size"],
+            "made_at_step": plan["made_at_step"],
+            "network": plan["network"],
+            "predicted_step_seconds": chosen.get("step_seconds"),
+            "exposed_seconds": chosen.get("exposed_seconds"),
+            "predicted_dense_step_seconds": dense.get("step_seconds"),
+            "tensors": [
+                {
+                    "name": d["name"],
+                    "shape": shapes[d["name"]],
+                    "rows": d["global_rows"],
+                    "scheme": d["scheme"],
+                    "reason": d["reason"],
+                    "costs": {
+                        "allreduce": {"bytes": d["allreduce_bytes"], "seconds": d["allreduce_seconds"]},
+                        "sfb": {"bytes": d["sfb_bytes"], "seconds": d["sfb_seconds"]},
+                    },
+                }
+                for d in plan["tensors"]
+            ],
+        }
 
     def stats(self) -> Dict[str, Any]:
         """Counters since the start.
@@ -340,6 +397,8 @@ def DistributedOptimizer(
     *,
     policy: Optional[str] = None,
     schemes: Optional[Mapping[str, str]] = None,
+    network: Union[None, str, Mapping[str, Any]] = None,
+    memory_limit: Optional[float] = None,
 ) -> torch.optim.Optimizer:
     """An optimizer that reduces gradients over all ranks before each step, the cheaper way for each tensor.
 
@@ -361,15 +420,20 @@ def DistributedOptimizer(
         groups: number of groups, or lists of parameters, whose gradients are reduced together; these are always allreduced.
         sparse_as_dense: reduce sparse gradients as dense ones.
         process_set: the ranks that take part.
-        policy: ``"bytes"`` (default: what sends fewer bytes), ``"allreduce"`` or ``"sfb"``; default from ``POSEIDON_POLICY``.
+        policy: ``"time"`` (default: what makes the predicted step shortest, from a second of measurements in the first step),
+            ``"bytes"`` (what sends fewer bytes), ``"allreduce"`` or ``"sfb"``; default from ``POSEIDON_POLICY``.
         schemes: pattern of parameter names -> ``"auto"``, ``"allreduce"`` or ``"sfb"``; default from ``POSEIDON_SCHEMES``
             (``"fc*.weight=sfb,head.weight=allreduce"``). A layer is named by its weight; its bias goes with it.
+        network: policy ``"time"`` takes these instead of measuring: what ``plan()["network"]`` was, or a JSON file with it; default from
+            ``POSEIDON_ALPHA_ALLREDUCE`` (s), ``POSEIDON_BETA_ALLREDUCE`` (s/byte), ``.._ALLGATHER``, or the file ``POSEIDON_PROFILE``.
+        memory_limit: bytes that gathered rows may take on each rank under policy ``"time"``; default from
+            ``POSEIDON_MEMORY_LIMIT_MB``, else 2 GB.
 
     Returns:
         An instance of a subclass of the optimizer's class, with Horovod's ``synchronize()`` and ``skip_synchronize()``.
 
     Raises:
-        ValueError: an argument that Horovod would refuse, or an unknown policy, scheme or pattern.
+        ValueError: an argument that Horovod would refuse, an unknown policy, scheme or pattern, or a network that cannot be read.
         TypeError: ``torch.optim.LBFGS``, which calls its closure a different number of times on each rank.
     """
     if gradient_predivide_factor != 1.0:
@@ -387,7 +451,7 @@ def DistributedOptimizer(
             "torch.optim.LBFGS cannot be distributed: each rank would evaluate its closure, and so reduce gradients, a different "
             "number of times and wait for the others for ever."
         )
-    config = Config.resolve(policy, schemes)
+    config = Config.resolve(policy, schemes, network, memory_limit)
     horovod_size = size()  # raises if Horovod is not initialized
 
     own_path = None

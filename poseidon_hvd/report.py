@@ -1,6 +1,6 @@
 """Text for people: the table of schemes."""
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -29,22 +29,44 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
     return "\n".join([format_line(lines[0]), "  ".join("-" * width for width in widths)] + [format_line(line) for line in lines[1:]])
 
 
-def plan_table(decisions: List[Dict[str, Any]], shapes: Mapping[str, Tuple[int, ...]], *, policy: str, size: int) -> str:
-    """The plan in force, one line per tensor. Bytes are sent per rank and step, mean over ranks."""
+def format_milliseconds(seconds: Optional[float]) -> str:
+    """``"12.3"``, three digits; ``"-"`` for None."""
+    if seconds is None:
+        return "-"
+    value = seconds * 1e3
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def plan_table(plan: Optional[Dict[str, Any]], *, policy: str, size: int) -> str:
+    """The plan in force (``optimizer.plan()``), one line per tensor."""
     if size == 0:
         return "This rank is not in the optimizer's process set: nothing is exchanged."
     if size == 1:
         return "1 rank: nothing is exchanged."
-    if not decisions:
+    if not plan:
         return "No plan yet: it is made at the end of the first step."
+    timed = plan["network"] is not None
+    header = ["tensor", "shape", "rows", "scheme", "allreduce", "sfb", *(("allreduce ms", "sfb ms") if timed else ()), "why"]
     rows = []
-    for d in decisions:
-        shape = " x ".join(map(str, shapes.get(d["name"], ()))) or "scalar"
-        rows.append([d["name"], shape, str(d["global_rows"] or "-"), d["scheme"], format_bytes(d["allreduce_bytes"]),
-                     format_bytes(d["sfb_bytes"]), d["reason"]])
-    table = text_table(("tensor", "shape", "rows", "scheme", "allreduce", "sfb", "why"), rows, right=(1, 2, 4, 5))
-    sfb = sum(d["scheme"] == "sfb" for d in decisions)
-    return (
-        f"{size} ranks, policy {policy}: {sfb} of {len(decisions)} tensors as sufficient factors\n{table}\n"
-        "rows: of all ranks in the first step; allreduce, sfb: bytes that each rank sends per step that way"
-    )
+    for tensor in plan["tensors"]:
+        allreduce, sfb = tensor["costs"]["allreduce"], tensor["costs"]["sfb"]
+        row = [tensor["name"], " x ".join(map(str, tensor["shape"])) or "scalar", str(tensor["rows"] or "-"), tensor["scheme"],
+               format_bytes(allreduce["bytes"]), format_bytes(sfb["bytes"])]
+        if timed:
+            row += [format_milliseconds(allreduce["seconds"]), format_milliseconds(sfb["seconds"])]
+        rows.append([*row, tensor["reason"]])
+    table = text_table(header, rows, right=(1, 2, 4, 5, 6, 7) if timed else (1, 2, 4, 5))
+    factored = sum(tensor["scheme"] == "sfb" for tensor in plan["tensors"])
+    lines = [f"{size} ranks, policy {policy}: {factored} of {len(rows)} tensors as sufficient factors", table]
+    when = "in the first step" if plan["made_at_step"] == 0 else f"in step {plan['made_at_step']}"
+    lines.append(f"rows: of all ranks {when}; allreduce, sfb: bytes that each rank sends per step that way"
+                 + ("; ms: transfer and own work alone, nothing hidden" if timed else ""))
+    if timed:
+        network = plan["network"]
+        lines.append("network: " + ", ".join(
+            f"{kind} {network[kind]['alpha_seconds'] * 1e3:.2f} ms + {network[kind]['beta_seconds_per_byte'] * 1e9:.3g} ns/byte"
+            for kind in ("allreduce", "allgather")))
+        step, dense = plan["predicted_step_seconds"], plan["predicted_dense_step_seconds"]
+        lines.append(f"predicted step: {format_milliseconds(step)} ms, {format_milliseconds(plan['exposed_seconds'])} of them waiting; "
+                     f"all allreduce {format_milliseconds(dense)} ms, {dense / step if step else 1:.2f} times as long")
+    return "\n".join(lines)

@@ -3,6 +3,7 @@
 import copy
 import importlib
 import inspect
+import json
 import os
 import warnings
 
@@ -75,7 +76,7 @@ def test_signature_starts_with_horovods():
     assert [(p.name, p.default) for p in ours[:len(theirs)]] == [(p.name, p.default) for p in theirs]
     assert [p.kind for p in ours[:len(theirs)]] == [p.kind for p in theirs]
     assert all(p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is None for p in ours[len(theirs):])
-    assert [p.name for p in ours[len(theirs):]] == ["policy", "schemes"]
+    assert [p.name for p in ours[len(theirs):]] == ["policy", "schemes", "network", "memory_limit"]
 
 
 # ---- The class
@@ -193,7 +194,7 @@ def test_lbfgs_is_refused(model):
 
 
 def test_unknown_policy_lists_the_known(model):
-    with pytest.raises(ValueError, match="policy.*fast.*bytes, allreduce, sfb"):
+    with pytest.raises(ValueError, match="policy.*fast.*time, bytes, allreduce, sfb"):
         wrap(model, policy="fast")
 
 
@@ -208,8 +209,8 @@ def test_pattern_without_a_match_lists_the_names(model):
 
 
 @pytest.mark.parametrize(("variable", "value", "fragment"), [
-    ("POSEIDON_POLICY", "fast", "POSEIDON_POLICY.*fast.*bytes, allreduce, sfb"),
-    ("POSEIDON_POLICY", "", "POSEIDON_POLICY.*bytes, allreduce, sfb"),
+    ("POSEIDON_POLICY", "fast", "POSEIDON_POLICY.*fast.*time, bytes, allreduce, sfb"),
+    ("POSEIDON_POLICY", "", "POSEIDON_POLICY.*time, bytes, allreduce, sfb"),
     ("POSEIDON_SCHEMES", "0.weight", "POSEIDON_SCHEMES: '0.weight' is not of the form PATTERN=SCHEME"),
     ("POSEIDON_SCHEMES", "0.weight=gather", "POSEIDON_SCHEMES.*'0.weight'.*gather.*auto, allreduce, sfb"),
     ("POSEIDON_SCHEMES", "fc=sfb", "'fc' matches no parameter"),
@@ -238,6 +239,56 @@ def test_schemes_from_the_environment(monkeypatch):
 
     monkeypatch.setenv("POSEIDON_SCHEMES", " fc*.weight = sfb , head=allreduce,")
     assert Config.resolve(None, None).schemes == {"fc*.weight": "sfb", "head": "allreduce"}
+
+
+NETWORK = {kind: {"alpha_seconds": 1e-3, "beta_seconds_per_byte": beta} for kind, beta in (("allreduce", 2e-9), ("allgather", 1e-9))}
+
+
+def test_network_from_every_source(monkeypatch, tmp_path):
+    from poseidon_hvd.config import Config
+
+    values = (1e-3, 2e-9, 1e-3, 1e-9)
+    assert Config.resolve(None, None).network is None
+    assert Config.resolve(None, None, NETWORK).network == values
+    saved = tmp_path / "plan.json"
+    saved.write_text(json.dumps({"policy": "time", "network": NETWORK}))
+    assert Config.resolve(None, None, str(saved)).network == values
+    monkeypatch.setenv("POSEIDON_PROFILE", str(saved))
+    assert Config.resolve(None, None).network == values
+    for name, value in zip(("ALPHA_ALLREDUCE", "BETA_ALLREDUCE", "ALPHA_ALLGATHER", "BETA_ALLGATHER"), ("1", "2", "3", "4")):
+        monkeypatch.setenv(f"POSEIDON_{name}", value)
+    assert Config.resolve(None, None).network == (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(("variables", "fragment"), [
+    ({"POSEIDON_ALPHA_ALLREDUCE": "1e-3"}, "POSEIDON_BETA_ALLREDUCE.*not set.*all four or none"),
+    ({"POSEIDON_PROFILE": "/no/such/file"}, "POSEIDON_PROFILE: cannot read a network"),
+    ({"POSEIDON_MEMORY_LIMIT_MB": "lots"}, "POSEIDON_MEMORY_LIMIT_MB: 'lots' is not a size"),
+    ({"POSEIDON_LOG_LEVEL": "loud"}, "POSEIDON_LOG_LEVEL: 'loud' is none of info, warning"),
+])
+def test_settings_of_policy_time_are_validated(monkeypatch, variables, fragment):
+    from poseidon_hvd.config import Config
+
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=fragment):
+        Config.resolve(None, None)
+
+
+@pytest.mark.parametrize("network", [{"allreduce": {}}, {"network": None}, {**NETWORK, "allgather": {"alpha_seconds": -1, "beta_seconds_per_byte": 0}}])
+def test_bad_network_is_refused(network):
+    from poseidon_hvd.config import Config
+
+    with pytest.raises(ValueError, match="^network: "):
+        Config.resolve(None, None, network)
+
+
+def test_memory_limit_in_bytes_and_megabytes(monkeypatch):
+    from poseidon_hvd.config import Config
+
+    assert Config.resolve(None, None, None, 5).memory_limit == 5
+    monkeypatch.setenv("POSEIDON_MEMORY_LIMIT_MB", "3")
+    assert Config.resolve(None, None).memory_limit == 3e6
 
 
 @pytest.mark.parametrize("value", ["soon", "1s"])

@@ -23,7 +23,7 @@ def block(language):
 def test_example_runs_and_prints_what_the_readme_shows(tmp_path):
     script = tmp_path / "readme.py"
     script.write_text(block("python"))
-    output = launch(2, [str(script)], seconds=120).expect_success().output
+    output = launch(2, [str(script)], seconds=120, env={"POSEIDON_POLICY": "bytes"}).expect_success().output
     printed = [line.partition("<stdout>:")[2].rstrip() for line in output.splitlines() if line.startswith("[0]<stdout>:")]
     assert "\n".join(printed).strip() == block("text").strip()
 

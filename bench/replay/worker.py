@@ -93,9 +93,9 @@ class Runner:
     def charge_rebuild(self, network: networks.Network, scale: Scale) -> None:
         """From now on the layers sent as factors take longer by what rebuilding would take the published processor."""
         layers, extra = network.layers(), {}
-        for decision in self.optimizer._session.decisions():
-            if decision["scheme"] == "sfb" and decision["name"].endswith(".weight"):
-                index = int(decision["name"].split(".")[1])
+        for tensor in self.optimizer.plan()["tensors"]:
+            if tensor["scheme"] == "sfb" and tensor["name"].endswith(".weight"):
+                index = int(tensor["name"].split(".")[1])
                 extra[index] = rebuild_seconds(network, layers[index], hvd.size())
         self.clock.schedule = schedule(network, scale, extra)
 

@@ -1,8 +1,5 @@
 #include "core/cost_model.h"
 
-#include <cstddef>
-#include <numeric>
-
 namespace poseidon {
 namespace {
 
@@ -26,11 +23,6 @@ double AllreduceWireBytes(int64_t elements, DType wire_dtype, int size) {
 
 double AllgatherWireBytes(int64_t total_bytes_all_ranks, int size) {
   return RingShare(static_cast<double>(total_bytes_all_ranks), size);
-}
-
-int64_t RingAllgatherBytesSent(const std::vector<int64_t>& block_bytes, int rank) {
-  const size_t neighbour = (static_cast<size_t>(rank) + 1) % block_bytes.size();
-  return std::accumulate(block_bytes.begin(), block_bytes.end(), int64_t{0}) - block_bytes[neighbour];
 }
 
 double SfbWireBytes(int64_t out_features, int64_t in_features, int64_t global_rows, DType factor_dtype, int size) {

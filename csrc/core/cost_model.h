@@ -25,10 +25,6 @@ double AllreduceWireBytes(int64_t elements, DType wire_dtype, int size);
 // Ring allgather: T (P-1)/P, exact as the mean over ranks also for unequal blocks.
 double AllgatherWireBytes(int64_t total_bytes_all_ranks, int size);
 
-// What `rank` itself sends: in P-1 steps it passes on every block except its right neighbour's own. For checking measured
-// bytes. 0 <= rank < block_bytes.size().
-int64_t RingAllgatherBytesSent(const std::vector<int64_t>& block_bytes, int rank);
-
 // Allgather of global_rows rows of x and d: b (M+N) global_rows (P-1)/P, b = SizeOf(factor_dtype).
 double SfbWireBytes(int64_t out_features, int64_t in_features, int64_t global_rows, DType factor_dtype, int size);
 

@@ -141,7 +141,6 @@ void Engine::Finish(Exchange& exchange, Status status) {
 
 void Engine::Run() {
   pthread_setname_np(pthread_self(), "poseidon-engine");
-  if (options_.on_thread_start) options_.on_thread_start();
   while (true) {
     std::shared_ptr<Exchange> exchange;
     {

@@ -24,7 +24,6 @@ class Engine {
   struct Options {
     double stall_warning_seconds = 60;                    // how long a wait stays silent; <= 0: for ever
     std::function<void(const std::string&)> log_warning;  // any thread; empty: dropped
-    std::function<void()> on_thread_start;                // on the engine thread, before its first exchange
   };
 
   // The transport must outlive every completion it still owes, which in practice means: leak both (see architecture.md).

@@ -8,13 +8,31 @@
 namespace poseidon {
 namespace {
 
-constexpr uint32_t kMagic = 0x314e4c50;     // "PLN1"; the digit changes with the format
-constexpr size_t kMinDecisionBytes = 34;  // name and reason empty
+constexpr uint32_t kMagic = 0x324e4c50;     // "PLN2"; the digit changes with the format
+constexpr size_t kMinDecisionBytes = 50;  // name and reason empty
 
 int ReadInt(ByteReader* reader) {
   const int64_t value = reader->ReadI64();
   if (value < 0 || value > std::numeric_limits<int>::max()) reader->Fail();
   return reader->ok() ? static_cast<int>(value) : 0;
+}
+
+void Write(const AlphaBeta& model, ByteWriter* writer) {
+  writer->WriteDouble(model.alpha);
+  writer->WriteDouble(model.beta);
+}
+
+void Read(ByteReader* reader, AlphaBeta* model) {
+  model->alpha = reader->ReadDouble();
+  model->beta = reader->ReadDouble();
+}
+
+void Write(const StepEstimate& estimate, ByteWriter* writer) {
+  for (double value : {estimate.step, estimate.compute, estimate.channel, estimate.rebuild}) writer->WriteDouble(value);
+}
+
+void Read(ByteReader* reader, StepEstimate* estimate) {
+  for (double* value : {&estimate->step, &estimate->compute, &estimate->channel, &estimate->rebuild}) *value = reader->ReadDouble();
 }
 
 }  // namespace
@@ -24,12 +42,22 @@ std::vector<uint8_t> EncodePlan(const Plan& plan) {
   writer.WriteU32(kMagic);
   writer.WriteI64(plan.size);
   writer.WriteI64(plan.reconstruct_threads);
+  writer.WriteI64(plan.made_at_step);
+  Write(plan.network.allreduce, &writer);
+  Write(plan.network.allgather, &writer);
+  writer.WriteDouble(plan.network.skew_seconds);
+  writer.WriteBool(plan.network.clamped);
+  writer.WriteBool(plan.prediction.known);
+  Write(plan.prediction.chosen, &writer);
+  Write(plan.prediction.dense, &writer);
   writer.WriteU32(static_cast<uint32_t>(plan.decisions.size()));
   for (const TensorDecision& decision : plan.decisions) {
     writer.WriteString(decision.name);
     writer.WriteU8(static_cast<uint8_t>(decision.scheme));
     writer.WriteDouble(decision.allreduce_bytes);
     writer.WriteDouble(decision.sfb_bytes);
+    writer.WriteDouble(decision.allreduce_seconds);
+    writer.WriteDouble(decision.sfb_seconds);
     writer.WriteI64(decision.global_rows);
     writer.WriteString(decision.reason);
     writer.WriteBool(decision.request_refused);
@@ -42,6 +70,14 @@ Status DecodePlan(const void* data, size_t size, Plan* out) {
   if (reader.ReadU32() != kMagic) reader.Fail();
   out->size = ReadInt(&reader);
   out->reconstruct_threads = ReadInt(&reader);
+  out->made_at_step = reader.ReadI64();
+  Read(&reader, &out->network.allreduce);
+  Read(&reader, &out->network.allgather);
+  out->network.skew_seconds = reader.ReadDouble();
+  out->network.clamped = reader.ReadBool();
+  out->prediction.known = reader.ReadBool();
+  Read(&reader, &out->prediction.chosen);
+  Read(&reader, &out->prediction.dense);
   out->decisions.clear();
   const uint32_t count = reader.ReadCount(kMinDecisionBytes);
   for (uint32_t i = 0; i < count && reader.ok(); ++i) {
@@ -50,6 +86,8 @@ Status DecodePlan(const void* data, size_t size, Plan* out) {
     decision.scheme = reader.ReadEnum(Scheme::kSparseAllgather);
     decision.allreduce_bytes = reader.ReadDouble();
     decision.sfb_bytes = reader.ReadDouble();
+    decision.allreduce_seconds = reader.ReadDouble();
+    decision.sfb_seconds = reader.ReadDouble();
     decision.global_rows = reader.ReadI64();
     if (decision.global_rows < 0) reader.Fail();
     decision.reason = reader.ReadString();

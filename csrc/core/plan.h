@@ -16,6 +16,9 @@ namespace poseidon {
 struct Plan {
   int size = 0;                 // ranks it was made for
   int reconstruct_threads = 0;  // of the rebuild GEMM: the same everywhere, since the split may change the rounding
+  int64_t made_at_step = 0;
+  NetworkModel network;       // policy kTime; else unknown
+  StepPrediction prediction;  // policy kTime
   std::vector<TensorDecision> decisions;  // in the order of RankProfile::tensors
 };
 

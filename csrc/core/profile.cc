@@ -10,10 +10,10 @@
 namespace poseidon {
 namespace {
 
-constexpr uint32_t kMagic = 0x31465250;  // "PRF1"; the digit changes with the format
+constexpr uint32_t kMagic = 0x32465250;  // "PRF2"; the digit changes with the format
 // Larger counts can only be corruption; the bound keeps sums over ranks from overflowing.
 constexpr int64_t kMaxCount = int64_t{1} << 48;
-constexpr size_t kMinTensorBytes = 35;  // name, shape and reason empty
+constexpr size_t kMinTensorBytes = 43;  // name, shape and reason empty
 
 int64_t ReadCounted(ByteReader* reader) {
   const int64_t value = reader->ReadI64();
@@ -93,6 +93,7 @@ MergedTensor MergeTensor(const std::vector<RankProfile>& by_rank, size_t index) 
     merged.global_rows += tensor.rows;
     merged.max_rank_rows = std::max(merged.max_rank_rows, tensor.rows);
     merged.sparse = merged.sparse || tensor.sparse;
+    merged.ready_seconds = std::max(merged.ready_seconds, tensor.ready_seconds);
     if (!tensor.used) continue;
     if (base == nullptr) base = &tensor;
     linear = linear || tensor.is_linear_weight;
@@ -134,6 +135,7 @@ std::vector<uint8_t> EncodeProfile(const RankProfile& profile) {
   writer.WriteU32(kMagic);
   writer.WriteU64(profile.settings_hash);
   writer.WriteString(profile.settings_text);
+  writer.WriteDouble(profile.compute_seconds);
   writer.WriteU32(static_cast<uint32_t>(profile.tensors.size()));
   for (const TensorProfile& tensor : profile.tensors) {
     writer.WriteString(tensor.name);
@@ -148,6 +150,7 @@ std::vector<uint8_t> EncodeProfile(const RankProfile& profile) {
     writer.WriteBool(tensor.sparse);
     writer.WriteBool(tensor.sfb_allowed);
     writer.WriteString(tensor.reason);
+    writer.WriteDouble(tensor.ready_seconds);
   }
   return writer.Take();
 }
@@ -157,6 +160,7 @@ Status DecodeProfile(const void* data, size_t size, RankProfile* out) {
   if (reader.ReadU32() != kMagic) reader.Fail();
   out->settings_hash = reader.ReadU64();
   out->settings_text = reader.ReadString();
+  out->compute_seconds = reader.ReadDouble();
   out->tensors.clear();
   const uint32_t count = reader.ReadCount(kMinTensorBytes);
   for (uint32_t i = 0; i < count && reader.ok(); ++i) {
@@ -176,6 +180,7 @@ Status DecodeProfile(const void* data, size_t size, RankProfile* out) {
     tensor.sparse = reader.ReadBool();
     tensor.sfb_allowed = reader.ReadBool();
     tensor.reason = reader.ReadString();
+    tensor.ready_seconds = reader.ReadDouble();
     out->tensors.push_back(std::move(tensor));
   }
   if (reader.Finished()) return Status::OK();
@@ -185,11 +190,13 @@ Status DecodeProfile(const void* data, size_t size, RankProfile* out) {
 
 Status MergeProfiles(const std::vector<RankProfile>& by_rank, MergedProfile* out) {
   out->tensors.clear();
+  out->compute_seconds = 0;
   if (by_rank.empty()) return Status::Internal("no profiles to merge");
   for (size_t rank = 1; rank < by_rank.size(); ++rank) {
     if (Status status = CompareSettings(by_rank[0], by_rank[rank], rank); !status.ok()) return status;
     if (Status status = CompareTensors(by_rank[0], by_rank[rank], rank); !status.ok()) return status;
   }
+  for (const RankProfile& profile : by_rank) out->compute_seconds = std::max(out->compute_seconds, profile.compute_seconds);
   for (size_t i = 0; i < by_rank[0].tensors.size(); ++i) out->tensors.push_back(MergeTensor(by_rank, i));
   return Status::OK();
 }

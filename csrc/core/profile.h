@@ -26,11 +26,13 @@ struct TensorProfile {
   bool sparse = false;       // that gradient was sparse
   bool sfb_allowed = false;  // the guard's verdict on this rank
   std::string reason;        // why not; empty if allowed
+  double ready_seconds = -1;  // when its gradient was complete, from the step's beginning, as if everything were dense; -1: none
 };
 
 struct RankProfile {
   uint64_t settings_hash = 0;  // of settings_text, or of more than it shows
   std::string settings_text;   // one "key=value" per line; quoted in the error when ranks differ
+  double compute_seconds = 0;  // from the step's beginning to synchronize(), as if everything were dense
   std::vector<TensorProfile> tensors;
 };
 
@@ -44,10 +46,12 @@ struct MergedTensor {
   bool sfb_allowed = false;  // no rank that used the tensor objects, and at least one used it
   std::string reason;        // the first objection, "rank 1: ..."; empty if allowed
   bool sparse = false;       // on any rank
+  double ready_seconds = -1;  // of the slowest rank: no collective starts before it
 };
 
 struct MergedProfile {
   std::vector<MergedTensor> tensors;  // in the order of every rank's RankProfile::tensors
+  double compute_seconds = 0;         // of the slowest rank
 };
 
 // Elements of a tensor of this shape; INT64_MAX if that does not fit.

@@ -35,6 +35,7 @@ const char* Name(Policy policy) {
     case Policy::kBytes: return "bytes";
     case Policy::kAllreduce: return "allreduce";
     case Policy::kSfb: return "sfb";
+    case Policy::kTime: return "time";
   }
   return "unknown";
 }
@@ -53,7 +54,7 @@ Status ParseScheme(const std::string& text, Scheme* out) {
 }
 
 Status ParsePolicy(const std::string& text, Policy* out) {
-  return Parse("policy", text, {Policy::kBytes, Policy::kAllreduce, Policy::kSfb}, out);
+  return Parse("policy", text, {Policy::kTime, Policy::kBytes, Policy::kAllreduce, Policy::kSfb}, out);
 }
 
 Status ParseSchemeOverride(const std::string& text, SchemeOverride* out) {

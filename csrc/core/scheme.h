@@ -21,6 +21,7 @@ enum class Policy : uint8_t {
   kBytes,      // the scheme that sends fewer bytes
   kAllreduce,  // always allreduce
   kSfb,        // SFB wherever it is possible
+  kTime,       // what makes the predicted step shortest
 };
 
 enum class SchemeOverride : uint8_t { kAuto, kAllreduce, kSfb };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdio>
+#include <unordered_map>
 
 #include "core/cost_model.h"
 #include "core/factor_layout.h"
@@ -89,30 +91,97 @@ TensorDecision Decide(const MergedTensor& tensor, SchemeOverride value, const Se
   return decision;
 }
 
-}  // namespace
-
-Status ResolveOverrides(const std::vector<OverrideRule>& rules, const std::vector<std::string>& names,
-                        std::vector<SchemeOverride>* out) {
-  out->assign(names.size(), SchemeOverride::kAuto);
-  for (const OverrideRule& rule : rules) {
-    const auto found = std::find(names.begin(), names.end(), rule.name);
-    if (found == names.end()) {
-      return Status::InvalidArgument("scheme override for \"" + rule.name + "\": no parameter has that name (" +
-                                     std::to_string(names.size()) + " parameters" +
-                                     (names.empty() ? "" : ", the first is \"" + names[0] + "\"") + ")");
-    }
-    (*out)[static_cast<size_t>(found - names.begin())] = rule.value;
+StepModel MakeStepModel(const MergedProfile& profile, const std::vector<TensorDecision>& decisions,
+                        const SelectorSettings& settings, const TimeInputs& inputs) {
+  // The formulas count what one rank sends; the fitted lines count whole tensors and all that is gathered.
+  const double share = static_cast<double>(settings.size - 1) / settings.size;
+  StepModel model;
+  model.allreduce = inputs.network.allreduce;
+  model.allgather = inputs.network.allgather;
+  model.compute = profile.compute_seconds;
+  model.contention = inputs.contention;
+  for (size_t i = 0; i < decisions.size(); ++i) {
+    const MergedTensor& merged = profile.tensors[i];
+    StepTensor tensor;
+    tensor.ready = merged.ready_seconds;
+    tensor.allreduce_bytes = decisions[i].allreduce_bytes / share / 2;
+    tensor.gather_bytes = std::max(0.0, decisions[i].sfb_bytes) / share;
+    tensor.allreduce_kind = static_cast<uint8_t>(AllreduceWireDType(merged.base.dtype, settings.fp16_wire));
+    tensor.gather_kind = static_cast<uint8_t>(FactorWireDType(merged.base.factor_dtype, settings.fp16_wire));
+    if (i < inputs.costs.size()) tensor.cost = inputs.costs[i];
+    model.tensors.push_back(tensor);
   }
-  return Status::OK();
+  std::unordered_map<std::string, size_t> by_name;
+  for (size_t i = 0; i < decisions.size(); ++i) by_name[decisions[i].name] = i;
+  for (size_t i = 0; i < decisions.size(); ++i) {
+    if (decisions[i].sfb_bytes < 0) continue;
+    const auto bias = by_name.find(profile.tensors[i].base.bias);
+    if (bias != by_name.end()) model.tensors[bias->second].carrier = static_cast<int>(i);
+  }
+  return model;
 }
 
+std::string MillisecondsText(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.3g ms", seconds * 1e3);
+  return text;
+}
+
+void DecideByTime(const MergedProfile& profile, const std::vector<SchemeOverride>& overrides, const SelectorSettings& settings,
+                  const TimeInputs& inputs, std::vector<TensorDecision>* decisions, StepPrediction* prediction) {
+  const StepModel model = MakeStepModel(profile, *decisions, settings, inputs);
+  std::vector<Scheme> alternative(decisions->size(), Scheme::kAllreduce);
+  std::vector<bool> forced(decisions->size(), false);
+  for (size_t i = 0; i < decisions->size(); ++i) {
+    TensorDecision& decision = (*decisions)[i];
+    const StepTensor& tensor = model.tensors[i];
+    if (decision.scheme == Scheme::kSparseAllgather) {
+      alternative[i] = decision.scheme;
+      forced[i] = true;
+      continue;
+    }
+    decision.allreduce_seconds = model.allreduce.Seconds(tensor.allreduce_bytes) + tensor.cost.local;
+    if (decision.sfb_bytes < 0) continue;
+    decision.sfb_seconds = model.allgather.Seconds(tensor.gather_bytes) + tensor.cost.pack + tensor.cost.rebuild;
+    const SchemeOverride value = i < overrides.size() ? overrides[i] : SchemeOverride::kAuto;
+    forced[i] = decision.scheme == Scheme::kSfb && Wanted(value, settings.policy) == Policy::kSfb;
+    if (forced[i] || (Wanted(value, settings.policy) == Policy::kTime && decision.global_rows > 0)) alternative[i] = Scheme::kSfb;
+  }
+  // A bias follows its layer's weight and has no choice of its own; as a tensor of its own it is allreduced here.
+  std::vector<Scheme> current = inputs.current;
+  for (size_t i = 0; i < current.size(); ++i) {
+    if (alternative[i] == Scheme::kAllreduce) current[i] = Scheme::kAllreduce;
+  }
+  const TimeChoice choice = ChooseByTime(model, alternative, forced, inputs.settings, current);
+  for (size_t i = 0; i < decisions->size(); ++i) {
+    if (forced[i] || alternative[i] == Scheme::kAllreduce) continue;
+    TensorDecision& decision = (*decisions)[i];
+    decision.scheme = choice.schemes[i];
+    const bool factored = decision.scheme != Scheme::kAllreduce;
+    const std::string alone = MillisecondsText(decision.sfb_seconds) + " against " + MillisecondsText(decision.allreduce_seconds);
+    if (choice.over_memory[i]) {
+      decision.reason = "time: its gathered rows exceed the memory limit";
+    } else if (factored == (decision.sfb_seconds < decision.allreduce_seconds)) {
+      decision.reason = "time: " + alone;
+    } else {
+      decision.reason = "time: " + alone + " alone, " + (factored ? "but it shortens the step" : "but hidden or too small a gain");
+    }
+  }
+  if (prediction != nullptr) *prediction = {true, choice.chosen, choice.dense};
+}
+
+}  // namespace
+
 std::vector<TensorDecision> Select(const MergedProfile& profile, const std::vector<SchemeOverride>& overrides,
-                                   const SelectorSettings& settings) {
+                                   const SelectorSettings& settings, const TimeInputs* inputs, StepPrediction* prediction) {
   std::vector<TensorDecision> decisions;
   decisions.reserve(profile.tensors.size());
   for (size_t i = 0; i < profile.tensors.size(); ++i) {
     const SchemeOverride value = i < overrides.size() ? overrides[i] : SchemeOverride::kAuto;
     decisions.push_back(Decide(profile.tensors[i], value, settings));
+  }
+  if (inputs != nullptr && settings.size > 1) {
+    DecideByTime(profile, overrides, settings, *inputs, &decisions, prediction);
   }
   return decisions;
 }

@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "core/network_calibration.h"
 #include "core/profile.h"
 #include "core/scheme.h"
-#include "core/status.h"
+#include "core/step_model.h"
+#include "core/time_choice.h"
 
 namespace poseidon {
 
@@ -24,20 +26,27 @@ struct TensorDecision {
   Scheme scheme = Scheme::kAllreduce;
   double allreduce_bytes = 0;  // sent by one rank in one step, mean over ranks (cost_model.h); the dense size if sparse
   double sfb_bytes = -1;       // same unit; negative: SFB is not applicable
+  double allreduce_seconds = -1;  // policy kTime: transfer and this tensor's own work alone, nothing hidden; negative: not known
+  double sfb_seconds = -1;
   int64_t global_rows = 0;     // seen in the profiling step
   std::string reason;          // why this scheme, for the report
   bool request_refused = false;  // the user asked for another scheme, which cannot be: the caller warns with `reason`
 };
 
-struct OverrideRule {
-  std::string name;  // exactly a parameter's name
-  SchemeOverride value = SchemeOverride::kAuto;
+// What policy kTime knows besides the profile.
+struct TimeInputs {
+  NetworkModel network;
+  double contention = 0;          // StepModel's
+  std::vector<LayerCost> costs;   // one per tensor; missing ones count as zeros
+  TimeChoiceSettings settings;
+  std::vector<Scheme> current;    // the choice in force; empty: none
 };
 
-// One value per name, kAuto where no rule names it; the last rule for a name wins. kInvalidArgument if a rule names no
-// tensor, since a misspelt name would otherwise be ignored silently.
-Status ResolveOverrides(const std::vector<OverrideRule>& rules, const std::vector<std::string>& names,
-                        std::vector<SchemeOverride>* out);
+struct StepPrediction {
+  bool known = false;
+  StepEstimate chosen;
+  StepEstimate dense;  // everything allreduced that may be: plain Horovod
+};
 
 // Rules, first match wins:
 //   sparse on any rank                                 -> kSparseAllgather
@@ -46,11 +55,14 @@ Status ResolveOverrides(const std::vector<OverrideRule>& rules, const std::vecto
 //   not a linear weight, or SFB not possible           -> kAllreduce, the reason says why
 //   override (or, without one, policy) kSfb            -> kSfb
 //   policy kBytes: sfb_bytes <= allreduce_bytes        -> kSfb, else kAllreduce
+//   policy kTime                                       -> ChooseByTime over all that got so far (time_choice.h)
 // The last is BestScheme of Poseidon (section 3.2), with its `<=`, for the weight matrix alone: a bias is small and would
-// be on both sides. No rows at all in the profiling step say nothing of later steps: kAllreduce under kBytes.
-// overrides: one per tensor (missing ones count as kAuto).
+// be on both sides. No rows at all in the profiling step say nothing of later steps: kAllreduce under kBytes and kTime.
+// overrides: one per tensor (missing ones count as kAuto). inputs: for kTime, which without them decides as kBytes.
+// prediction, if given, is set where inputs are.
 std::vector<TensorDecision> Select(const MergedProfile& profile, const std::vector<SchemeOverride>& overrides,
-                                   const SelectorSettings& settings);
+                                   const SelectorSettings& settings, const TimeInputs* inputs = nullptr,
+                                   StepPrediction* prediction = nullptr);
 
 }  // namespace poseidon
 

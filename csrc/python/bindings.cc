@@ -57,7 +57,8 @@ std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std:
                                      double prescale, double postscale, int passes_per_step, const std::string& compression,
                                      const py::object& compress, bool sparse_as_dense, int process_set, int rank, int size,
                                      std::string tag, const std::string& policy, const std::vector<std::string>& overrides,
-                                     std::string settings, std::optional<int64_t> max_gathered_elements) {
+                                     std::string settings, std::optional<int64_t> max_gathered_elements,
+                                     const std::optional<std::vector<double>>& network, double gather_memory_bytes) {
   SessionOptions options;
   options.names = std::move(names);
   options.params = std::move(params);
@@ -77,17 +78,65 @@ std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std:
   for (const std::string& value : overrides) options.overrides.push_back(Parse(ParseSchemeOverride, value));
   options.settings = std::move(settings);
   if (max_gathered_elements) options.max_gathered_elements = *max_gathered_elements;
+  if (network) {
+    options.network.allreduce = {network->at(0), network->at(1)};
+    options.network.allgather = {network->at(2), network->at(3)};
+  }
+  options.gather_memory_bytes = gather_memory_bytes;
   return Session::Create(engine, std::move(options));
 }
+
+py::object Known(double value) { return value < 0 ? py::object(py::none()) : py::object(py::float_(value)); }
 
 py::dict ToDict(const TensorDecision& decision) {
   py::dict dict;
   dict["name"] = decision.name;
   dict["scheme"] = Name(decision.scheme);
   dict["allreduce_bytes"] = decision.allreduce_bytes;
-  dict["sfb_bytes"] = decision.sfb_bytes < 0 ? py::object(py::none()) : py::object(py::float_(decision.sfb_bytes));
+  dict["sfb_bytes"] = Known(decision.sfb_bytes);
+  dict["allreduce_seconds"] = Known(decision.allreduce_seconds);
+  dict["sfb_seconds"] = Known(decision.sfb_seconds);
   dict["global_rows"] = decision.global_rows;
   dict["reason"] = decision.reason;
+  return dict;
+}
+
+py::dict ToDict(const AlphaBeta& model) {
+  py::dict dict;
+  dict["alpha_seconds"] = model.alpha;
+  dict["beta_seconds_per_byte"] = model.beta;
+  return dict;
+}
+
+py::dict ToDict(const StepEstimate& estimate) {
+  py::dict dict;
+  dict["step_seconds"] = estimate.step;
+  dict["exposed_seconds"] = estimate.exposed();
+  dict["network_busy_seconds"] = estimate.channel;
+  dict["rebuild_seconds"] = estimate.rebuild;
+  return dict;
+}
+
+// Without its decisions' names and costs put into words: that is Python's part.
+py::object ToDict(const Plan& plan) {
+  if (plan.decisions.empty()) return py::none();
+  py::list tensors;
+  for (const TensorDecision& decision : plan.decisions) tensors.append(ToDict(decision));
+  py::dict dict;
+  dict["size"] = plan.size;
+  dict["made_at_step"] = plan.made_at_step;
+  dict["tensors"] = tensors;
+  dict["network"] = py::none();
+  if (plan.network.known()) {
+    py::dict network;
+    network["allreduce"] = ToDict(plan.network.allreduce);
+    network["allgather"] = ToDict(plan.network.allgather);
+    network["skew_seconds"] = plan.network.skew_seconds;
+    network["clamped"] = plan.network.clamped;
+    dict["network"] = network;
+  }
+  dict["predicted"] = plan.prediction.known ? py::object(ToDict(plan.prediction.chosen)) : py::none();
+  dict["predicted_dense"] = plan.prediction.known ? py::object(ToDict(plan.prediction.dense)) : py::none();
   return dict;
 }
 
@@ -153,27 +202,27 @@ PYBIND11_MODULE(_C, m) {
            py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("passes_per_step"), py::arg("compression"),
            py::arg("compress"), py::arg("sparse_as_dense"), py::arg("process_set"), py::arg("rank"), py::arg("size"),
            py::arg("tag"), py::arg("policy"), py::arg("overrides"), py::arg("settings"),
-           py::arg("max_gathered_elements") = std::nullopt)
+           py::arg("max_gathered_elements") = std::nullopt, py::arg("network") = std::nullopt,
+           py::arg("gather_memory_bytes") = 2e9)
       .def("flush", &Session::Flush, ReleaseGil())
       .def("finish", &Session::Finish, ReleaseGil())
       .def("reset", &Session::Reset, ReleaseGil())
       .def("set_passes_per_step", &Session::SetPassesPerStep, ReleaseGil())
       .def("note_zeroed", &Session::NoteZeroed, ReleaseGil())
+      .def("note_updated", &Session::NoteUpdated, ReleaseGil())
       .def("has_open_handles", &Session::HasOpenHandles, ReleaseGil())
       .def("touched_parameters", &Session::TouchedParameters, ReleaseGil())
       .def("delays", &Session::Delays, ReleaseGil())
       .def("active_parameters", &Session::ActiveParameters, ReleaseGil())
       .def("take_warnings", &Session::TakeWarnings, ReleaseGil())
-      .def("decisions",
+      .def("plan",
            [](const Session& session) {
-             std::vector<TensorDecision> decisions;
+             Plan plan;
              {
                py::gil_scoped_release release;
-               decisions = session.Decisions();
+               plan = session.CurrentPlan();
              }
-             py::list list;
-             for (const TensorDecision& decision : decisions) list.append(ToDict(decision));
-             return list;
+             return ToDict(plan);
            })
       .def("stats", [](const Session& session) {
         SessionStats stats;

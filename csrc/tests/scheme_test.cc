@@ -26,7 +26,7 @@ TEST(BadValueListsTheGoodOnes) {
   for (const char* bad : {"", "Bytes", "bytes ", "0", "auto"}) {
     const Status status = ParsePolicy(bad, &policy);
     POSEIDON_CHECK_EQ(status.code(), StatusCode::kInvalidArgument);
-    POSEIDON_CHECK_EQ(status.message(), "unknown policy \"" + std::string(bad) + "\"; use one of: bytes, allreduce, sfb");
+    POSEIDON_CHECK_EQ(status.message(), "unknown policy \"" + std::string(bad) + "\"; use one of: time, bytes, allreduce, sfb");
     POSEIDON_CHECK_EQ(policy, Policy::kSfb);
   }
   Scheme scheme = Scheme::kSfb;

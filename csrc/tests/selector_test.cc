@@ -166,16 +166,73 @@ TEST(OrderIsKeptAndMissingOverridesAreAuto) {
   POSEIDON_CHECK_EQ(decisions[2].scheme, Scheme::kSfb);
 }
 
-TEST(OverrideRules) {
-  std::vector<SchemeOverride> out;
-  const std::vector<OverrideRule> rules = {
-      {"b", SchemeOverride::kSfb}, {"a", SchemeOverride::kSfb}, {"a", SchemeOverride::kAllreduce}};
-  POSEIDON_CHECK_OK(ResolveOverrides(rules, {"a", "b", "c"}, &out));
-  POSEIDON_CHECK_EQ(out, std::vector<SchemeOverride>{SchemeOverride::kAllreduce, SchemeOverride::kSfb,
-                                                     SchemeOverride::kAuto});
-  const Status status = ResolveOverrides({{"x", SchemeOverride::kSfb}}, {"a", "b"}, &out);
-  POSEIDON_CHECK_EQ(status.code(), StatusCode::kInvalidArgument);
-  POSEIDON_CHECK_CONTAINS(status.message(), "\"x\": no parameter has that name (2 parameters, the first is \"a\")");
+// Every row of the break-even table of the literature, and the paper's example (Poseidon, section 3.2): policy bytes changes its mind
+// exactly there. Where the table rounds a bound up, the last row that still pays is one less.
+TEST(BreakEvenTable) {
+  struct Row {
+    int64_t m, n, rows, ranks_at_32;
+  };
+  for (const Row& row : {Row{4096, 25088, 7042, 220}, Row{4096, 4096, 4096, 128}, Row{1000, 4096, 1607, 50}, Row{21841, 4096, 6898, 215},
+                         Row{4096, 9216, 5671, 177}, Row{1000, 2048, 1343, 41}, Row{1000, 1024, 1011, 31}, Row{3072, 768, 1228, 38},
+                         Row{4096, 1024, 1638, 51}}) {
+    for (int size : {2, 8, 64}) {
+      const SelectorSettings settings{Policy::kBytes, size, false};
+      POSEIDON_CHECK_EQ(Decide(Linear(row.m, row.n, row.rows), settings).scheme, Scheme::kSfb);
+      POSEIDON_CHECK_EQ(Decide(Linear(row.m, row.n, row.rows + 1), settings).scheme, Scheme::kAllreduce);
+    }
+    POSEIDON_CHECK_EQ(row.rows / 32, row.ranks_at_32);
+  }
+  // 4096 x 4096, K = 32, 8 workers: 3.7M floats sent and received by SFB, half of them sent; 33.6M by a parameter server's worker.
+  const TensorDecision example = Decide(Linear(4096, 4096, 32 * 8), kEightRanks);
+  POSEIDON_CHECK_EQ(example.scheme, Scheme::kSfb);
+  POSEIDON_CHECK_EQ(2 * example.sfb_bytes / 4, 2.0 * 32 * 7 * 8192);
+  POSEIDON_CHECK_NEAR(2 * example.sfb_bytes / 4, 3.7e6, 0.05e6);
+}
+
+TimeInputs SlowNetwork(size_t tensors) {
+  TimeInputs inputs;
+  inputs.network.allreduce = {1e-3, 1e-7};
+  inputs.network.allgather = {1e-3, 1e-7};
+  inputs.costs.resize(tensors);
+  return inputs;
+}
+
+TEST(PolicyTime) {
+  MergedProfile profile;
+  profile.tensors = {Linear(4096, 4096, 256), Linear(64, 64, 100000), Linear(1024, 1024, 64), Linear(1024, 1024, 64)};
+  for (MergedTensor& tensor : profile.tensors) tensor.ready_seconds = 1;
+  profile.compute_seconds = 1.5;
+  profile.tensors[3].sfb_allowed = false;
+  profile.tensors[3].reason = "rank 1: hook on the weight";
+  const SelectorSettings settings{Policy::kTime, 8, false};
+  const TimeInputs inputs = SlowNetwork(4);
+  StepPrediction prediction;
+  const std::vector<SchemeOverride> overrides = {SchemeOverride::kAuto, SchemeOverride::kAuto, SchemeOverride::kAllreduce};
+  const auto decisions = Select(profile, overrides, settings, &inputs, &prediction);
+  POSEIDON_REQUIRE(decisions.size() == 4);
+  POSEIDON_CHECK_EQ(decisions[0].scheme, Scheme::kSfb);
+  POSEIDON_CHECK_NEAR(decisions[0].allreduce_seconds, 1e-3 + 1e-7 * 4 * 4096 * 4096, 1e-9);
+  POSEIDON_CHECK_NEAR(decisions[0].sfb_seconds, 1e-3 + 1e-7 * 4 * 8192 * 256, 1e-9);
+  POSEIDON_CHECK_EQ(decisions[0].reason, "time: 840 ms against 6.71e+03 ms");
+  POSEIDON_CHECK_EQ(decisions[1].scheme, Scheme::kAllreduce);
+  POSEIDON_CHECK_EQ(decisions[2].scheme, Scheme::kAllreduce);
+  POSEIDON_CHECK_EQ(decisions[2].reason, "override: allreduce");
+  POSEIDON_CHECK_EQ(decisions[3].reason, "rank 1: hook on the weight");
+  POSEIDON_CHECK(decisions[3].sfb_seconds < 0);
+  POSEIDON_CHECK(prediction.known && prediction.chosen.step < prediction.dense.step);
+}
+
+TEST(PolicyTimeForcedAndUnused) {
+  MergedProfile profile;
+  profile.tensors = {Linear(64, 64, 100000), Linear(4096, 4096, 0)};
+  profile.tensors[0].ready_seconds = 1;
+  profile.compute_seconds = 1;
+  const TimeInputs inputs = SlowNetwork(2);
+  const auto decisions = Select(profile, {SchemeOverride::kSfb}, {Policy::kTime, 8, false}, &inputs);
+  POSEIDON_CHECK_EQ(decisions[0].scheme, Scheme::kSfb);
+  POSEIDON_CHECK_EQ(decisions[0].reason, "override: sfb");
+  POSEIDON_CHECK_EQ(decisions[1].scheme, Scheme::kAllreduce);
+  POSEIDON_CHECK_EQ(decisions[1].reason, "no rows in the profiling step");
 }
 
 }  // namespace

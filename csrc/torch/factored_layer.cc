@@ -27,7 +27,7 @@ void FactoredLayer::StartCapture(at::Tensor bias, at::ScalarType wire_type, int6
   targets_[kBias].param = bias_;
   wire_type_ = wire_type;
   max_rows_ = max_rows;
-  probe_ = probe_sum_ = probe_scale_ = bias_sum_ = profiled_bias_ = at::Tensor();
+  probe_ = probe_sum_ = probe_scale_ = bias_sum_ = at::Tensor();
   set_mode(Mode::kCapture);
 }
 

@@ -43,9 +43,21 @@ class FactoredLayer final : public FactorLayer, public std::enable_shared_from_t
   // The step's last gradients are in place (before they are sent): compares them with what the factors give.
   void CheckWeight(const at::Tensor& grad);
   void CheckBias(const at::Tensor& grad);
-  // The layer's entry in the rank's profile.
+  // The layer's entry in the rank's profile, in any mode: a verdict once reached is kept, rows are those of the current step.
   void FillProfile(TensorProfile* profile) const;
   const at::Tensor& profiled_bias() const { return profiled_bias_; }
+  // Forgets the current step's profile. A layer that joins later is profiled step by step until a plan covers it.
+  void RestartProfile();
+  // The step is over: its rows are no longer counted.
+  void EndStepOfProfile();
+  int64_t profiled_calls() const { return profiled_calls_; }
+  // Takes over what another object has found out about the same weight.
+  void InheritProfile(const FactoredLayer& other);
+  // From now on this rank speaks against SFB.
+  void Object(std::string reason) { objection_ = std::move(reason); }
+
+  // Rows of linear calls in forward, counted in every mode: tells of changes where factors are not looked at. Any thread.
+  std::atomic<int64_t> forward_rows{0};
 
   // ---- From the plan on.
   // bias: undefined if the layer has none or another owner reduces it. max_rows: of this rank in one message; more than
@@ -97,6 +109,7 @@ class FactoredLayer final : public FactorLayer, public std::enable_shared_from_t
   };
 
   Target& target(Part part) { return targets_[part]; }
+  int64_t RowsOfThisStep() const;
   void Know(Target& target, bool zero);
   bool IsKnown(const Target& target) const;
   bool HoldsNothing(Target& target);
@@ -119,6 +132,7 @@ class FactoredLayer final : public FactorLayer, public std::enable_shared_from_t
 
   // Step 0.
   int64_t profiled_rows_ = 0;
+  int64_t profiled_forward_rows_ = 0;
   int64_t profiled_calls_ = 0;
   at::ScalarType profiled_type_ = at::kFloat;
   at::Tensor profiled_bias_;

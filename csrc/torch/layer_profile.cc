@@ -90,10 +90,44 @@ void FactoredLayer::CheckBias(const at::Tensor& grad) {
   }
 }
 
+void FactoredLayer::RestartProfile() {
+  profiled_rows_ = profiled_calls_ = 0;
+  checked_ = false;
+  objection_.clear();
+  profiled_bias_ = at::Tensor();
+}
+
+void FactoredLayer::InheritProfile(const FactoredLayer& other) {
+  profiled_rows_ = other.profiled_rows_;
+  profiled_forward_rows_ = other.profiled_forward_rows_;
+  profiled_calls_ = other.profiled_calls_;
+  profiled_type_ = other.profiled_type_;
+  profiled_bias_ = other.profiled_bias_;
+  objection_ = other.objection_;
+  checked_ = other.checked_;
+}
+
+void FactoredLayer::EndStepOfProfile() {
+  const int64_t rows = forward_rows.exchange(0);
+  if (mode() == Mode::kProfile) profiled_forward_rows_ = rows;
+}
+
+int64_t FactoredLayer::RowsOfThisStep() const {
+  switch (mode()) {
+    case Mode::kProfile: return profiled_rows_;
+    case Mode::kCapture: return rows_;
+    case Mode::kBypass: break;
+  }
+  // Forward sees calls that backward may not reach; in the profiling step both were counted.
+  if (profiled_forward_rows_ == 0) return profiled_rows_;
+  return static_cast<int64_t>(static_cast<double>(profiled_rows_) * static_cast<double>(forward_rows) /
+                              static_cast<double>(profiled_forward_rows_));
+}
+
 void FactoredLayer::FillProfile(TensorProfile* profile) const {
   profile->is_linear_weight = profiled_calls_ > 0;
   profile->factor_dtype = ToDType(profiled_type_);
-  profile->rows = profiled_rows_;
+  profile->rows = RowsOfThisStep();
   profile->calls = profiled_calls_;
   if (profiled_calls_ > 0) {
     profile->reason = objection_;

@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
@@ -208,7 +209,9 @@ at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const std::opti
   const at::Tensor weight_leaf = LeafOf(weight);
   if (!weight_leaf.defined()) return ordinary();
   std::optional<Registration> registration = registry.Find(weight_leaf);
-  if (!registration || registration->layer->mode() == FactoredLayer::Mode::kBypass) return ordinary();
+  if (!registration) return ordinary();
+  registration->layer->forward_rows += x.numel() / std::max<int64_t>(1, weight.size(1));
+  if (registration->layer->mode() == FactoredLayer::Mode::kBypass) return ordinary();
   const at::Tensor bias_tensor = bias.value_or(at::Tensor());
   if (HasUserHooks(weight_leaf) || !IsPlain(x) || !IsPlain(weight) || x.scalar_type() != weight.scalar_type() ||
       x.size(-1) != weight.size(1) || (bias_tensor.defined() && !IsPlain(bias_tensor)) ||

@@ -68,6 +68,7 @@ Session::Session(std::shared_ptr<Engine> engine, SessionOptions options)
     groups_[g].members = options_.groups[g];
     for (int index : groups_[g].members) parameters_[index].group = static_cast<int>(g);
   }
+  network_ = options_.network;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
     const SchemeOverride wish = options_.overrides[i];
@@ -103,9 +104,10 @@ void Session::Attach() {
     if (p.accumulator) p.accumulator->del_post_hook(p.hook_key);
     p.accumulator = ag::impl::grad_accumulator(p.tensor);
     p.hook_key = p.accumulator->add_post_hook(std::make_unique<AccumulatorHook>(weak_from_this(), static_cast<int>(i)));
-    if (!p.active && p.layer && !planned_) {
+    if (!p.active && p.layer) {  // also when unfrozen later: profiled until the next plan
       EnableLinearCapture();
       RegisterLayer(p.layer, weak_from_this());
+      profiled_.push_back(p.layer);
     }
     p.active = true;
   }
@@ -129,6 +131,7 @@ bool Session::OnCaptured(FactoredLayer& layer, const at::Tensor& x, const at::Te
   layer.Append(x, d, /*last_pass=*/weight.counter.remaining() == 1);
   if (NothingElseCanAdd(*it)) {
     SendFactors(*it);
+    NoteReady(*it);
     ++stats_.early_messages;
   }
   return true;
@@ -164,7 +167,8 @@ void Session::OnAccumulated(int index) {
     return;
   }
   if (event != PassCounter::Event::kReady) return;
-  if (!planned_) CheckProfile(p);
+  NoteReady(p);
+  CheckProfile(p);
   if (grad.defined() && grad.is_sparse() && !options_.sparse_as_dense && p.group < 0) {
     p.sparse_now = true;  // sent by Flush, when it is known that all ranks treat it as sparse
   } else if (p.group >= 0) {
@@ -239,7 +243,9 @@ void Session::SendGroupIfReady(Group& group, bool complete) {
 void Session::SendFactorsIfReady(Factored& factored) {
   if (!parameters_[factored.weight].counter.ready()) return;
   if (factored.bias >= 0 && !parameters_[factored.bias].counter.ready()) return;
+  if (parameters_[factored.weight].counter.sent()) return;
   SendFactors(factored);
+  NoteReady(factored);
 }
 
 void Session::SendFactors(Factored& factored) {
@@ -258,7 +264,8 @@ void Session::SendFactors(Factored& factored) {
 std::vector<int> Session::Flush() {
   std::lock_guard<std::mutex> lock(mutex_);
   Attach();
-  if (!planned_) {
+  RecordTimeline();
+  if (PlanIsDue()) {
     for (Parameter& p : parameters_) {
       if (p.counter.touched() && !p.counter.ready()) CheckProfile(p);
     }
@@ -316,10 +323,12 @@ std::vector<std::pair<int, at::Tensor>> Session::Finish() {
     stats_.of(Scheme::kSfb).tensors += factored.bias >= 0 ? 2 : 1;
     if (factored.exchange->gathered_flags() != 0) flagged.push_back(factored.weight);
   }
+  NoteRows();
   EndStep();
   ++stats_.steps;
   // All ranks read the same flags, so all of them stop here or none.
   for (int weight : flagged) {
+    if (parameters_[weight].layer_weight < 0) continue;  // a new plan has just made it dense
     StopFactored(weight, "part of its gradient came from elsewhere than linear calls in step " +
                              std::to_string(stats_.steps - 1));
   }
@@ -331,9 +340,18 @@ void Session::EndStep() {
   for (Parameter& p : parameters_) {
     p.counter.Reset();
     p.sparse_now = false;
+    p.ready_seconds = -1;
+    if (p.layer) p.layer->EndStepOfProfile();
   }
   for (Group& group : groups_) group.sent = false;
   if (std::exchange(adopt_next_plan_, false)) AdoptPlan();
+  if (planned_) {
+    profiled_.erase(std::remove_if(profiled_.begin(), profiled_.end(),
+                                   [](const auto& layer) { return layer->mode() != FactoredLayer::Mode::kProfile; }),
+                    profiled_.end());
+    for (const auto& layer : profiled_) layer->RestartProfile();
+  }
+  step_began_ = finished_ = Clock::now();
 }
 
 void Session::AbandonStep() {
@@ -364,7 +382,14 @@ void Session::SetPassesPerStep(int passes) {
 
 void Session::NoteZeroed() {
   std::lock_guard<std::mutex> lock(mutex_);
+  step_began_ = Clock::now();
   for (Factored& factored : factored_) parameters_[factored.weight].layer->NoteZeroed();
+}
+
+void Session::NoteUpdated() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  step_began_ = Clock::now();
+  update_seconds_ = SecondsBetween(finished_, step_began_);
 }
 
 // ---- Views -----------------------------------------------------------------------------------------------------------------
@@ -396,9 +421,9 @@ std::vector<int> Session::ActiveParameters() const {
   return active;
 }
 
-std::vector<TensorDecision> Session::Decisions() const {
+Plan Session::CurrentPlan() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return plan_.decisions;
+  return plan_;
 }
 
 SessionStats Session::Stats() const {

@@ -17,6 +17,7 @@
 #include "core/selector.h"
 #include "core/sfb_exchange.h"
 #include "core/stats.h"
+#include "torch/compute_calibration.h"
 #include "torch/grad_source.h"
 #include "torch/linear_capture.h"
 
@@ -40,6 +41,8 @@ struct SessionOptions {
   std::vector<SchemeOverride> overrides;  // one per parameter
   int64_t max_gathered_elements = kMaxCollectiveElements;  // of one allgather, all ranks together
   std::string settings;                   // what must be equal on all ranks, one "key=value" per line
+  NetworkModel network;                   // for policy kTime; measured if not known
+  double gather_memory_bytes = 2e9;       // TimeChoiceSettings
 };
 
 // Hooks call in on autograd's threads; everything else is called by the training thread. No method needs Python's lock, and
@@ -61,16 +64,18 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void Reset();
 
   void SetPassesPerStep(int passes);
-  // The optimizer has just zeroed the gradients in place.
+  // The optimizer has just zeroed the gradients (in place, where they still exist). Before backward this is where a step begins.
   void NoteZeroed();
+  // The optimizer's own step, which follows synchronize(), is over.
+  void NoteUpdated();
 
   // ---- Views for Python: Horovod's private attributes, reports.
   bool HasOpenHandles() const;
   std::vector<int> TouchedParameters() const;
   std::vector<int> Delays() const;
   std::vector<int> ActiveParameters() const;
-  // The plan in force, one per parameter; empty until step 0 is over.
-  std::vector<TensorDecision> Decisions() const;
+  // The plan in force; without decisions until step 0 is over.
+  Plan CurrentPlan() const;
   SessionStats Stats() const;
   // Messages for the user since the last call; the caller turns them into warnings.
   std::vector<std::string> TakeWarnings();
@@ -97,6 +102,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
     int group = -1;
     bool sparse = false;     // agreed: some rank has sparse gradients for it
     bool sparse_now = false; // this rank has one in this step
+    double ready_seconds = -1;           // this step: gradient complete, or factors sent; from the step's beginning
+    std::vector<double> ready_history;   // of the last steps, as if everything were dense
   };
   // SFB of one layer.
   struct Factored {
@@ -129,15 +136,27 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void AbandonStep();
 
   // Agreement (session_plan.cc).
+  bool PlanIsDue() const;
   Status AgreeOnPlan();
+  Status Calibrate();
   RankProfile LocalProfile() const;
   std::string WhyNoLayer(const Parameter& p) const;
   Status ReceivePlan();
+  void KeepUnused(Plan* plan) const;
   void AdoptPlan();
   void StartFactored(int weight_index);
   void DecideBias(const Factored& factored, Scheme scheme);
   void RenewFactored(Factored& factored);
   void StopFactored(int weight_index, const std::string& reason);
+  void RemoveFactored(int weight_index);
+  void NoteRows();
+
+  // Timing of steps (session_timing.cc).
+  double SinceStepBegan() const;
+  void NoteReady(Parameter& parameter);
+  void NoteReady(const Factored& factored);
+  void RecordTimeline();
+  LayerShape ShapeOf(const Parameter& parameter, int64_t rows, int64_t global_rows, DType factor_dtype) const;
   std::shared_ptr<SfbExchange> NewSfbExchange(const Factored& factored) const;
   std::shared_ptr<FactoredLayer> NewLayer(const Parameter& p) const;
   std::string WireName(const char* kind, const std::string& name) const;
@@ -149,12 +168,24 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   std::vector<Parameter> parameters_;
   std::vector<Group> groups_;
   std::vector<Factored> factored_;
+  std::vector<std::shared_ptr<FactoredLayer>> profiled_;  // the layers that are looked at in this step
   std::vector<std::shared_ptr<Exchange>> in_flight_;
   bool planned_ = false;
   Plan plan_;
   Plan next_plan_;                // agreed in this step, in force from the next
   MergedProfile merged_profile_;  // what it was made from
   bool adopt_next_plan_ = false;
+  int64_t next_plan_at_ = 0;      // step
+  int steps_of_other_rows_ = 0;   // in a row, in which some factored layer had far other rows than the plan expects
+
+  Clock::time_point step_began_ = Clock::now();
+  Clock::time_point finished_ = Clock::now();  // the last synchronize()
+  double update_seconds_ = 0;                  // of the last optimizer step
+  std::vector<double> compute_history_;        // as ready_history, for the whole step
+  NetworkModel network_;
+  ComputeCalibration calibration_;
+  std::vector<LayerCost> my_costs_;            // per parameter, as this rank measured them
+  TimeInputs time_inputs_;                     // agreed
   SessionStats stats_;
   std::vector<std::string> warnings_;
 };

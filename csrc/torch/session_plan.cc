@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "core/byte_io.h"
 #include "core/cost_model.h"
 #include "core/gather_bytes.h"
 #include "torch/dtypes.h"
@@ -11,6 +12,41 @@
 #include "torch/status_error.h"
 
 namespace poseidon {
+
+namespace {
+
+// A plan is looked at again after steps that ran under it, then ever more seldom.
+constexpr int64_t kFirstRevision = 3;
+constexpr int64_t kMostStepsBetweenPlans = 64;
+// Rows beyond this factor of what the plan expects, for so many steps in a row, bring the next plan forward. A short last batch
+// of an epoch does not.
+constexpr double kRowsFactor = 2;
+constexpr int kStepsOfOtherRows = 4;
+
+double Median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// To three significant bits.
+int64_t RoundUp(int64_t rows) {
+  int64_t step = 1;
+  while (rows / step > 7) step *= 2;
+  return (rows + step - 1) / step * step;
+}
+
+// The measurements that ranks exchange: contention, then four costs per parameter.
+std::vector<uint8_t> EncodeCosts(double contention, const std::vector<LayerCost>& costs) {
+  ByteWriter writer;
+  writer.WriteDouble(contention);
+  for (const LayerCost& cost : costs) {
+    for (double value : {cost.local, cost.input, cost.pack, cost.rebuild}) writer.WriteDouble(value);
+  }
+  return writer.Take();
+}
+
+}  // namespace
 
 std::string Session::WireName(const char* kind, const std::string& name) const {
   return "poseidon." + options_.tag + "." + kind + "." + name;
@@ -20,10 +56,9 @@ std::string Session::WireName(const char* kind, const std::string& name) const {
 void Session::CheckProfile(Parameter& p) {
   const at::Tensor& grad = p.tensor.grad();
   if (!grad.defined()) return;
-  if (p.layer) p.layer->CheckWeight(grad);
-  if (p.tensor.dim() != 1) return;
-  for (Parameter& other : parameters_) {
-    if (other.layer && other.layer->profiled_bias().is_same(p.tensor)) other.layer->CheckBias(grad);
+  for (const std::shared_ptr<FactoredLayer>& layer : profiled_) {
+    if (layer == p.layer) layer->CheckWeight(grad);
+    if (layer->profiled_bias().is_same(p.tensor)) layer->CheckBias(grad);
   }
 }
 
@@ -40,13 +75,15 @@ RankProfile Session::LocalProfile() const {
   RankProfile profile;
   profile.settings_text = options_.settings;
   profile.settings_hash = HashBytes(options_.settings.data(), options_.settings.size());
+  profile.compute_seconds = Median(compute_history_);
   for (const Parameter& p : parameters_) {
     TensorProfile tensor;
     tensor.name = p.name;
     tensor.shape = p.tensor.sizes().vec();
     tensor.dtype = ToDType(p.tensor.scalar_type());
     tensor.used = p.counter.touched();
-    tensor.sparse = p.sparse_now;
+    tensor.sparse = p.sparse_now || p.sparse;
+    tensor.ready_seconds = p.ready_history.empty() ? -1 : Median(p.ready_history);
     if (p.layer) {
       p.layer->FillProfile(&tensor);
       const at::Tensor& bias = p.layer->profiled_bias();
@@ -82,7 +119,72 @@ Status Session::AgreeOnPlan() {
     }
   }
   status = MergeProfiles(by_rank, &merged_profile_);  // the same verdict, and the same error, on every rank
+  if (status.ok() && options_.policy == Policy::kTime && options_.size > 1) status = Calibrate();
   return status.ok() ? ReceivePlan() : status;
+}
+
+// At the end of step 0, and whenever a later plan is made. The same on all ranks, because it depends on agreed values alone.
+bool Session::PlanIsDue() const {
+  if (!planned_) return true;
+  if (options_.size <= 1 || options_.policy == Policy::kAllreduce) return false;
+  return stats_.steps >= next_plan_at_ || steps_of_other_rows_ >= kStepsOfOtherRows;
+}
+
+// Every rank has read the same gathered rows.
+void Session::NoteRows() {
+  const bool other = std::any_of(factored_.begin(), factored_.end(), [&](const Factored& factored) {
+    const auto expected = static_cast<double>(plan_.decisions[factored.weight].global_rows);
+    const auto rows = static_cast<double>(factored.exchange->gathered_rows());
+    return rows > 0 && (rows > expected * kRowsFactor || rows * kRowsFactor < expected);  // none: unused for now
+  });
+  steps_of_other_rows_ = other ? steps_of_other_rows_ + 1 : 0;
+}
+
+// Measures what policy kTime needs and has not measured yet. Collective: which network trials run depends on agreed values alone.
+Status Session::Calibrate() {
+  if (!network_.known()) {
+    CalibrationOptions calibration;
+    calibration.name_prefix = WireName("calibrate", "network");
+    calibration.process_set = options_.process_set;
+    calibration.size = options_.size;
+    Status status = MeasureNetwork(*engine_, calibration, &network_);
+    if (!status.ok()) return status;
+  }
+  my_costs_.assign(parameters_.size(), LayerCost{});
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const MergedTensor& merged = merged_profile_.tensors[i];
+    if (!merged.sfb_allowed || merged.global_rows == 0 || parameters_[i].tensor.dim() != 2) continue;
+    // Rounded, so that rows that vary a little from plan to plan are not measured anew.
+    const int64_t rows = RoundUp(merged.max_rank_rows);
+    const int64_t global_rows = RoundUp(merged.global_rows);
+    LayerCost& cost = my_costs_[i];
+    cost = calibration_.CostOf(ShapeOf(parameters_[i], rows, global_rows, merged.base.factor_dtype));
+    const double share = static_cast<double>(merged.max_rank_rows) / static_cast<double>(rows);
+    for (double* seconds : {&cost.local, &cost.input, &cost.pack}) *seconds *= share;
+    cost.rebuild *= static_cast<double>(merged.global_rows) / static_cast<double>(global_rows);
+  }
+  std::vector<std::vector<uint8_t>> gathered;
+  Status status = GatherBytes(*engine_, WireName("agree", "costs"), options_.process_set,
+                              EncodeCosts(calibration_.Contention(), my_costs_), &gathered);
+  if (!status.ok()) return status;
+  // Rank by rank the same list of numbers; of each its median over ranks.
+  const size_t count = 1 + 4 * parameters_.size();
+  std::vector<std::vector<double>> values(count);
+  for (const std::vector<uint8_t>& bytes : gathered) {
+    ByteReader reader(bytes);
+    for (std::vector<double>& value : values) value.push_back(reader.ReadDouble());
+    if (!reader.Finished()) return Status::Internal("the measured costs of a rank cannot be read; install the same version everywhere");
+  }
+  time_inputs_.network = network_;
+  time_inputs_.settings.gather_memory_bytes = options_.gather_memory_bytes;
+  time_inputs_.contention = Median(values[0]);
+  time_inputs_.costs.resize(parameters_.size());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    LayerCost& cost = time_inputs_.costs[i];
+    size_t at = 1 + 4 * i;
+    for (double* value : {&cost.local, &cost.input, &cost.pack, &cost.rebuild}) *value = Median(values[at++]);
+  }
+  return Status::OK();
 }
 
 Status Session::ReceivePlan() {
@@ -95,7 +197,20 @@ Status Session::ReceivePlan() {
     settings.policy = options_.policy;
     settings.size = options_.size;
     settings.fp16_wire = options_.compression == CompressionKind::kFp16;
-    plan.decisions = Select(merged_profile_, options_.overrides, settings);
+    plan.made_at_step = stats_.steps;
+    const bool by_time = options_.policy == Policy::kTime;
+    if (by_time) {
+      plan.network = network_;
+      time_inputs_.current.clear();
+      for (const TensorDecision& decision : plan_.decisions) time_inputs_.current.push_back(decision.scheme);
+    }
+    plan.decisions = Select(merged_profile_, options_.overrides, settings, by_time ? &time_inputs_ : nullptr, &plan.prediction);
+    // The optimizer's own step follows, whatever the choice.
+    for (StepEstimate* estimate : {&plan.prediction.chosen, &plan.prediction.dense}) {
+      estimate->step += update_seconds_;
+      estimate->compute += update_seconds_;
+    }
+    KeepUnused(&plan);
     mine = EncodePlan(plan);
   }
   std::vector<std::vector<uint8_t>> gathered;
@@ -122,9 +237,9 @@ Status Session::ReceivePlan() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     parameters_[i].sparse = merged_profile_.tensors[i].sparse;
     const TensorDecision& decision = next_plan_.decisions[i];
-    if (decision.request_refused) warnings_.push_back(decision.name + ": " + decision.reason + ".");
+    if (decision.request_refused && !planned_) warnings_.push_back(decision.name + ": " + decision.reason + ".");
   }
-  if (next_plan_.reconstruct_threads != at::get_num_threads()) {
+  if (next_plan_.reconstruct_threads != at::get_num_threads() && !planned_) {
     warnings_.push_back("this rank computes with " + std::to_string(at::get_num_threads()) + " threads and rank 0 with " +
                         std::to_string(next_plan_.reconstruct_threads) +
                         ": gradients rebuilt from factors may differ in the last bits between them. Set OMP_NUM_THREADS alike.");
@@ -132,20 +247,32 @@ Status Session::ReceivePlan() {
   return Status::OK();
 }
 
+// A layer that nobody used in this step says nothing of the next one: it stays what it is.
+void Session::KeepUnused(Plan* plan) const {
+  for (size_t i = 0; i < plan_.decisions.size(); ++i) {
+    if (merged_profile_.tensors[i].global_rows == 0 && plan_.decisions[i].scheme == Scheme::kSfb) plan->decisions[i] = plan_.decisions[i];
+  }
+}
+
 void Session::AdoptPlan() {
+  next_plan_at_ = std::max(kFirstRevision, std::min(2 * stats_.steps + 2, stats_.steps + kMostStepsBetweenPlans));
+  steps_of_other_rows_ = 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const bool factored = parameters_[i].layer_weight == static_cast<int>(i);
+    if (factored && next_plan_.decisions[i].scheme != Scheme::kSfb) RemoveFactored(static_cast<int>(i));
+  }
   plan_ = std::move(next_plan_);
   planned_ = true;
-  std::vector<int> weights;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const std::shared_ptr<FactoredLayer>& layer = parameters_[i].layer;
-    if (plan_.decisions[i].scheme == Scheme::kSfb) {
-      weights.push_back(static_cast<int>(i));
-    } else if (layer) {
-      layer->set_mode(FactoredLayer::Mode::kBypass);
-      UnregisterLayer(*layer);
+    const Parameter& p = parameters_[i];
+    if (plan_.decisions[i].scheme != Scheme::kSfb) {
+      // Calls stay registered, since a later plan may factor the layer. One without calls so far is profiled when they come.
+      if (p.layer && p.layer->profiled_calls() > 0) p.layer->set_mode(FactoredLayer::Mode::kBypass);
+    } else if (p.layer_weight < 0) {
+      StartFactored(static_cast<int>(i));
     }
   }
-  for (int weight : weights) StartFactored(weight);
+  for (const Factored& factored : factored_) DecideBias(factored, Scheme::kSfb);
 }
 
 // A bias has no scheme of its own: it follows its weight.
@@ -199,22 +326,30 @@ void Session::RenewFactored(Factored& factored) {
   const at::ScalarType wire_type = weight.layer->wire_type();
   const at::Tensor bias = weight.layer->bias();
   const int64_t max_rows = weight.layer->max_rows();
+  const std::shared_ptr<FactoredLayer> left = weight.layer;
   weight.layer = NewLayer(weight);
+  weight.layer->InheritProfile(*left);
   weight.layer->StartCapture(bias, wire_type, max_rows);
   RegisterLayer(weight.layer, weak_from_this());
   factored.exchange = NewSfbExchange(factored);
 }
 
 void Session::StopFactored(int weight_index, const std::string& reason) {
+  const Parameter& weight = parameters_[weight_index];
+  RemoveFactored(weight_index);
+  weight.layer->Object(reason);
+  UnregisterLayer(*weight.layer);
+  plan_.decisions[weight_index].reason = reason;
+  warnings_.push_back(weight.name + ": " + reason + ". It uses allreduce from now on, on all ranks.");
+}
+
+void Session::RemoveFactored(int weight_index) {
   Parameter& weight = parameters_[weight_index];
   weight.layer->set_mode(FactoredLayer::Mode::kBypass);
-  UnregisterLayer(*weight.layer);
-  TensorDecision& decision = plan_.decisions[weight_index];
-  decision.scheme = Scheme::kAllreduce;
-  decision.reason = reason;
-  warnings_.push_back(weight.name + ": " + reason + ". It uses allreduce from now on, on all ranks.");
-  const auto it = std::find_if(factored_.begin(), factored_.end(), [&](const Factored& f) { return f.weight == weight_index; });
+  weight.layer->DropStep();
   weight.layer_weight = -1;
+  plan_.decisions[weight_index].scheme = Scheme::kAllreduce;
+  const auto it = std::find_if(factored_.begin(), factored_.end(), [&](const Factored& f) { return f.weight == weight_index; });
   DecideBias(*it, Scheme::kAllreduce);
   factored_.erase(it);
 }

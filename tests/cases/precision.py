@@ -87,9 +87,9 @@ def _autocast(dtype):
 def autocast_bfloat16(rank):
     """Factors have 16 bits, the gradient 32: error against float64 at most twice that of the gradient that autograd makes."""
     runs = check(rank, mlp, _autocast(torch.bfloat16), expect={"*": "sfb"})
-    decisions = {d["name"]: d for d in runs.optimizer._session.decisions()}
+    costs = {t["name"]: t["costs"] for t in runs.optimizer.plan()["tensors"]}
     expected = 6 * rank.size * (12 + 32) * 2 * (rank.size - 1) / rank.size
-    assert decisions["0.weight"]["sfb_bytes"] == expected, decisions["0.weight"]
+    assert costs["0.weight"]["sfb"]["bytes"] == expected, costs["0.weight"]
 
 
 @case

@@ -71,15 +71,15 @@ def policy_bytes_is_the_formula(rank):
                  prepare=lambda m: m.eval())
     rows = sum(5 + r for r in range(rank.size))
     share = (rank.size - 1) / rank.size
-    for d in runs.optimizer._session.decisions():
-        p = dict(runs.model.named_parameters())[d["name"]]
-        if p.dim() != 2:
+    for t in runs.optimizer.plan()["tensors"]:
+        if len(t["shape"]) != 2:
             continue
-        m, n = p.shape
-        assert d["global_rows"] == rows, d
-        assert d["allreduce_bytes"] == 2 * m * n * 4 * share, d
-        assert d["sfb_bytes"] == rows * (m + n) * 4 * share, d
-        assert d["scheme"] == ("sfb" if d["sfb_bytes"] <= d["allreduce_bytes"] else "allreduce"), d
+        m, n = t["shape"]
+        dense, factors = t["costs"]["allreduce"]["bytes"], t["costs"]["sfb"]["bytes"]
+        assert t["rows"] == rows, t
+        assert dense == 2 * m * n * 4 * share, t
+        assert factors == rows * (m + n) * 4 * share, t
+        assert t["scheme"] == ("sfb" if factors <= dense else "allreduce"), t
 
 
 @case
@@ -88,10 +88,10 @@ def policy_allreduce(rank):
 
 
 @case
-def default_policy_is_bytes(rank):
-    runs = check(rank, lambda: Sequential(Linear(12, 64), Linear(64, 2)), train(4, 12), expect={"0.*": "sfb", "1.*": "allreduce"},
-                 policy=None)
-    assert "bytes" in reasons_of(runs.optimizer)["0.weight"]
+def default_policy_is_time(rank):
+    runs = check(rank, lambda: Sequential(Linear(12, 64), Linear(64, 2)), train(4, 12), expect={}, policy=None)
+    assert "time" in reasons_of(runs.optimizer)["0.weight"]
+    assert runs.optimizer.plan()["policy"] == "time"
 
 
 @case

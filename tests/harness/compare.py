@@ -57,12 +57,12 @@ def sgd(parameters):
 
 def schemes_of(optimizer) -> Dict[str, str]:
     """Parameter name -> scheme of the plan in force; empty before it is made."""
-    session = optimizer._session
-    return {d["name"]: d["scheme"] for d in session.decisions()} if session is not None else {}
+    plan = optimizer.plan()
+    return {t["name"]: t["scheme"] for t in plan["tensors"]} if plan is not None else {}
 
 
 def reasons_of(optimizer) -> Dict[str, str]:
-    return {d["name"]: d["reason"] for d in optimizer._session.decisions()}
+    return {t["name"]: t["reason"] for t in optimizer.plan()["tensors"]}
 
 
 def assert_schemes(optimizer, expected: Mapping[str, str]) -> None:

@@ -51,7 +51,7 @@ def run(policy):
     def engine(key):
         return sum(after["schemes"][s][key] - before["schemes"][s][key] for s in after["schemes"]) / STEPS
 
-    schemes = {d["name"]: d["scheme"] for d in optimizer._session.decisions()}
+    schemes = {t["name"]: t["scheme"] for t in optimizer.plan()["tensors"]}
     sent = (counters[0] - counters_before[0]) / STEPS
     return {
         "formula": formula(model, schemes),

@@ -1,0 +1,122 @@
+#include "core/network_calibration.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "core/byte_io.h"
+#include "core/gather_bytes.h"
+
+namespace poseidon {
+namespace {
+
+constexpr int64_t kFirstBytes = int64_t{1} << 12;
+constexpr int64_t kLastBytes = int64_t{1} << 24;
+constexpr int kGrowth = 4;  // from size to size
+constexpr int kMostTrials = 5;
+constexpr double kShortSeconds = 0.02;  // below it a size is tried kMostTrials times, else twice
+
+// One collective of a given size, timed by the engine's own marks.
+class Probe final : public Exchange {
+ public:
+  Probe(std::string name, Scheme scheme, int64_t elements, int process_set)
+      : Exchange(std::move(name), scheme), process_set_(process_set), data_(elements) {}
+
+  double seconds() const { return SecondsBetween(times().enqueued, times().done); }
+
+ protected:
+  Status Begin(Engine& engine) override {
+    const Buffer buffer{data_.data(), {static_cast<int64_t>(data_.size())}, DType::kFloat32};
+    Status status;
+    if (scheme() == Scheme::kAllreduce) {
+      status = engine.transport().Allreduce(name(), buffer, Reduction{ReduceOp::kSum}, process_set_, engine.CompletionOf(*this));
+    } else {
+      auto allocate = [self = std::static_pointer_cast<Probe>(shared_from_this())](const std::vector<int64_t>& shape) {
+        self->gathered_.resize(shape[0]);
+        return Buffer{self->gathered_.data(), shape, DType::kFloat32};
+      };
+      status = engine.transport().Allgather(name(), buffer, std::move(allocate), process_set_, engine.CompletionOf(*this));
+    }
+    if (!status.ok()) engine.CancelCompletion(*this);
+    return status;
+  }
+  Status Advance(Engine&, Progress* progress) override {
+    *progress = Progress::kDone;
+    return Status::OK();
+  }
+  // As the exchanges that it stands for: what is gathered goes on to the engine thread.
+  bool cheap_advance() const override { return scheme() == Scheme::kAllreduce; }
+
+ private:
+  const int process_set_;
+  std::vector<float> data_;
+  std::vector<float> gathered_;
+};
+
+Status ShareDurations(Engine& engine, const CalibrationOptions& options, const std::string& name,
+                      const std::vector<double>& mine, double bytes, std::vector<Trial>* trials) {
+  ByteWriter writer;
+  for (double seconds : mine) writer.WriteDouble(seconds);
+  std::vector<std::vector<uint8_t>> gathered;
+  Status status = GatherBytes(engine, name, options.process_set, writer.bytes(), &gathered);
+  if (!status.ok()) return status;
+  for (size_t i = 0; i < mine.size(); ++i) trials->push_back({bytes, std::vector<double>(gathered.size())});
+  for (size_t rank = 0; rank < gathered.size(); ++rank) {
+    ByteReader reader(gathered[rank]);
+    for (size_t i = trials->size() - mine.size(); i < trials->size(); ++i) (*trials)[i].seconds_by_rank[rank] = reader.ReadDouble();
+    if (!reader.Finished()) return Status::Internal("rank " + std::to_string(rank) + " timed another number of collectives.");
+  }
+  return Status::OK();
+}
+
+Status MeasureKind(Engine& engine, const CalibrationOptions& options, Scheme scheme, std::vector<Trial>* trials) {
+  const std::string prefix = options.name_prefix + (scheme == Scheme::kAllreduce ? ".allreduce." : ".allgather.");
+  double spent = 0;
+  int repeats = kMostTrials;
+  for (int64_t bytes = kFirstBytes; bytes <= kLastBytes; bytes *= kGrowth) {
+    // Of an allgather each rank contributes its share.
+    int64_t elements = bytes / static_cast<int64_t>(sizeof(float));
+    if (scheme != Scheme::kAllreduce) elements = std::max<int64_t>(1, elements / options.size);
+    const int64_t counted = elements * static_cast<int64_t>(sizeof(float)) * (scheme == Scheme::kAllreduce ? 1 : options.size);
+    auto probe = std::make_shared<Probe>(prefix + std::to_string(bytes), scheme, elements, options.process_set);
+    std::vector<double> mine;
+    for (int i = 0; i <= repeats; ++i) {
+      Status status = engine.Submit(probe);
+      if (status.ok()) status = engine.Wait({probe});
+      if (!status.ok()) return status;
+      if (i > 0) mine.push_back(probe->seconds());  // the first touches memory, and its name is new to the transport
+    }
+    Status status = ShareDurations(engine, options, prefix + "durations", mine, static_cast<double>(counted), trials);
+    if (!status.ok()) return status;
+    // From what all ranks know alike: what this size took, and what the next would.
+    double slowest = 0;
+    for (size_t i = trials->size() - mine.size(); i < trials->size(); ++i) {
+      const auto& seconds = (*trials)[i].seconds_by_rank;
+      slowest = std::max(slowest, *std::min_element(seconds.begin(), seconds.end()));
+    }
+    spent += slowest * static_cast<double>(repeats + 1);
+    const double next = slowest * kGrowth;
+    repeats = next < kShortSeconds ? kMostTrials : 2;
+    if (spent + next * (repeats + 1) > options.budget_seconds) break;
+  }
+  return Status::OK();
+}
+
+}  // namespace
+
+Status MeasureNetwork(Engine& engine, const CalibrationOptions& options, NetworkModel* out) {
+  std::vector<Trial> reduced, gathered;
+  Status status = MeasureKind(engine, options, Scheme::kAllreduce, &reduced);
+  if (status.ok()) status = MeasureKind(engine, options, Scheme::kSfb, &gathered);
+  if (!status.ok()) return status;
+  const AlphaBetaFit reduce = FitAlphaBeta(reduced);
+  const AlphaBetaFit gather = FitAlphaBeta(gathered);
+  out->allreduce = reduce.model;
+  out->allgather = gather.model;
+  out->skew_seconds = std::max(reduce.skew_seconds, gather.skew_seconds);
+  out->clamped = reduce.clamped || gather.clamped;
+  return Status::OK();
+}
+
+}  // namespace poseidon

@@ -1,0 +1,96 @@
+#include "core/step_model.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+
+namespace poseidon {
+namespace {
+
+struct Message {
+  double ready;
+  size_t tensor;
+  bool gather;
+  bool sent = false;
+};
+
+// Messages in the order in which backward makes them, with the times that this choice gives them. What is factored saves its local
+// product and costs its packing, so everything after it comes earlier or later by that.
+std::vector<Message> MakeMessages(const StepModel& model, const std::vector<Scheme>& schemes, double* compute) {
+  std::vector<size_t> order(model.tensors.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return model.tensors[a].ready < model.tensors[b].ready; });
+  std::vector<Message> messages;
+  double shift = 0;
+  double previous = 0;
+  for (size_t i : order) {
+    const StepTensor& tensor = model.tensors[i];
+    if (tensor.carrier >= 0 && schemes[tensor.carrier] != Scheme::kAllreduce) continue;
+    const bool gather = schemes[i] != Scheme::kAllreduce;
+    double ready = tensor.ready < 0 ? model.compute + shift : tensor.ready + shift;
+    if (gather && tensor.ready >= 0) {
+      shift += tensor.cost.pack - tensor.cost.local;
+      ready = std::max(previous, ready - tensor.cost.local - tensor.cost.input + tensor.cost.pack);
+    }
+    ready = std::max(0.0, ready);
+    if (tensor.ready >= 0) previous = ready;
+    messages.push_back({ready, i, gather});
+  }
+  *compute = std::max(previous, model.compute + shift);
+  std::stable_sort(messages.begin(), messages.end(), [](const Message& a, const Message& b) { return a.ready < b.ready; });
+  return messages;
+}
+
+}  // namespace
+
+StepEstimate SimulateStep(const StepModel& model, const std::vector<Scheme>& schemes) {
+  StepEstimate estimate;
+  std::vector<Message> messages = MakeMessages(model, schemes, &estimate.compute);
+  double channel_free = 0;
+  double thread_free = 0;
+  size_t first = 0;  // everything before it has been sent
+  while (true) {
+    while (first < messages.size() && messages[first].sent) ++first;
+    if (first == messages.size()) break;
+    const Message& head = messages[first];
+    const StepTensor& head_tensor = model.tensors[head.tensor];
+    const double begin = std::max(channel_free, head.ready);
+    // What is ready by then and of the same kind goes along, as Horovod fuses it.
+    std::vector<size_t> batch;
+    double bytes = 0;
+    for (size_t i = first; i < messages.size() && messages[i].ready <= begin; ++i) {
+      const Message& message = messages[i];
+      const StepTensor& tensor = model.tensors[message.tensor];
+      if (message.sent || message.gather != head.gather) continue;
+      if (head.gather ? tensor.gather_kind != head_tensor.gather_kind : tensor.allreduce_kind != head_tensor.allreduce_kind) continue;
+      const double own = message.gather ? tensor.gather_bytes : tensor.allreduce_bytes;
+      if (!batch.empty() && bytes + own > model.fusion_bytes) continue;
+      bytes += own;
+      batch.push_back(i);
+    }
+    const double seconds = (head.gather ? model.allgather : model.allreduce).Seconds(bytes);
+    channel_free = begin + seconds;
+    estimate.channel += seconds;
+    const bool gather = head.gather;
+    for (size_t i : batch) {
+      messages[i].sent = true;
+      if (!gather) continue;
+      const double work = model.tensors[messages[i].tensor].cost.rebuild;
+      const double start = std::max(thread_free, channel_free);
+      // While backward runs on the same cores, each takes the other's time.
+      const double shared = std::clamp(estimate.compute - start, 0.0, work);
+      const double delay = model.contention * shared;
+      thread_free = start + work + delay;
+      estimate.rebuild += work;
+      estimate.compute += shared > 0 ? delay : 0;
+      for (size_t later = first; later < messages.size() && delay > 0; ++later) {
+        if (!messages[later].sent && messages[later].ready > start) messages[later].ready += delay;
+      }
+    }
+  }
+  estimate.step = std::max({estimate.compute, channel_free, thread_free});
+  return estimate;
+}
+
+}  // namespace poseidon

@@ -1,0 +1,95 @@
+#include "core/step_model.h"
+
+#include "tests/check.h"
+
+namespace poseidon {
+namespace {
+
+constexpr Scheme kA = Scheme::kAllreduce, kS = Scheme::kSfb;
+
+StepTensor Tensor(double ready, double allreduce_bytes, double gather_bytes = 0, LayerCost cost = {}) {
+  StepTensor tensor;
+  tensor.ready = ready;
+  tensor.allreduce_bytes = allreduce_bytes;
+  tensor.gather_bytes = gather_bytes;
+  tensor.cost = cost;
+  return tensor;
+}
+
+StepModel Model(std::vector<StepTensor> tensors, double compute) {
+  StepModel model;
+  model.allreduce = {1, 0.01};
+  model.allgather = {0.5, 0.01};
+  model.compute = compute;
+  model.tensors = std::move(tensors);
+  return model;
+}
+
+TEST(OneMessageAfterBackward) {
+  const StepEstimate estimate = SimulateStep(Model({Tensor(10, 300)}, 10), {kA});
+  POSEIDON_CHECK_NEAR(estimate.step, 10 + 1 + 3, 1e-12);
+  POSEIDON_CHECK_NEAR(estimate.exposed(), 4, 1e-12);
+  POSEIDON_CHECK_NEAR(estimate.channel, 4, 1e-12);
+}
+
+// tau_c(l) = max(end of the message before, gradient complete): the second waits for the channel, the third for its gradient.
+TEST(WaitFreeBackpropagation) {
+  const StepEstimate estimate = SimulateStep(Model({Tensor(1, 300), Tensor(2, 200), Tensor(20, 100)}, 20), {kA, kA, kA});
+  POSEIDON_CHECK_NEAR(estimate.channel, 4 + 3 + 2, 1e-12);
+  POSEIDON_CHECK_NEAR(estimate.step, 22, 1e-12);
+}
+
+TEST(WhatIsReadyTogetherIsFused) {
+  StepModel model = Model({Tensor(1, 300), Tensor(2, 100), Tensor(3, 100)}, 3);
+  POSEIDON_CHECK_NEAR(SimulateStep(model, {kA, kA, kA}).step, 1 + 4 + 3, 1e-12);  // the last two as one
+  model.fusion_bytes = 150;
+  POSEIDON_CHECK_NEAR(SimulateStep(model, {kA, kA, kA}).step, 1 + 4 + 2 + 2, 1e-12);
+  model.fusion_bytes = 1e9;
+  model.tensors[2].allreduce_kind = 1;  // another dtype
+  POSEIDON_CHECK_NEAR(SimulateStep(model, {kA, kA, kA}).step, 1 + 4 + 2 + 2, 1e-12);
+}
+
+TEST(FactorsLeaveEarlierAndAreRebuilt) {
+  // Complete at 10, of which 2 its own product and 1 its input gradient.
+  const StepModel model = Model({Tensor(10, 1000, 100, {2, 1, 0.25, 4})}, 10);
+  POSEIDON_CHECK_NEAR(SimulateStep(model, {kA}).step, 10 + 11, 1e-12);
+  const StepEstimate estimate = SimulateStep(model, {kS});
+  POSEIDON_CHECK_NEAR(estimate.compute, 10 - 2 + 0.25, 1e-12);
+  POSEIDON_CHECK_NEAR(estimate.step, 10 - 2 - 1 + 0.25 + 1.5 + 4, 1e-12);
+  POSEIDON_CHECK_NEAR(estimate.rebuild, 4, 1e-12);
+}
+
+TEST(SavedProductsBringLaterGradientsForward) {
+  const StepModel model = Model({Tensor(10, 0, 0, {2, 0, 0, 0}), Tensor(30, 100)}, 30);
+  POSEIDON_CHECK_NEAR(SimulateStep(model, {kS, kA}).step, 28 + 2, 1e-12);
+}
+
+TEST(RebuildsWaitForTheirThread) {
+  const StepModel model = Model({Tensor(0, 0, 100, {0, 0, 0, 5}), Tensor(0, 0, 100, {0, 0, 0, 5})}, 1);
+  POSEIDON_CHECK_NEAR(SimulateStep(model, {kS, kS}).step, 0.5 + 2 + 10, 1e-12);
+}
+
+TEST(SharedCoresDelayBackwardToo) {
+  StepModel model = Model({Tensor(0, 0, 50, {0, 0, 0, 4}), Tensor(20, 100)}, 20);
+  POSEIDON_CHECK_NEAR(SimulateStep(model, {kS, kA}).step, 20 + 2, 1e-12);
+  model.contention = 1;
+  const StepEstimate estimate = SimulateStep(model, {kS, kA});
+  POSEIDON_CHECK_NEAR(estimate.compute, 24, 1e-12);
+  POSEIDON_CHECK_NEAR(estimate.step, 24 + 2, 1e-12);
+}
+
+TEST(ABiasTravelsWithItsWeight) {
+  StepModel model = Model({Tensor(5, 1000, 100), Tensor(5, 4)}, 5);
+  POSEIDON_CHECK_NEAR(SimulateStep(model, {kS, kA}).channel, 1.5 + 1.04, 1e-12);
+  model.tensors[1].carrier = 0;
+  POSEIDON_CHECK_NEAR(SimulateStep(model, {kS, kA}).channel, 1.5, 1e-12);
+  POSEIDON_CHECK_NEAR(SimulateStep(model, {kA, kA}).channel, 11.04, 1e-12);
+}
+
+TEST(WithoutAGradientATensorIsSentAtTheEnd) {
+  POSEIDON_CHECK_NEAR(SimulateStep(Model({Tensor(-1, 100)}, 7), {kA}).step, 7 + 2, 1e-12);
+  POSEIDON_CHECK_NEAR(SimulateStep(Model({}, 7), {}).step, 7, 1e-12);
+}
+
+}  // namespace
+}  // namespace poseidon

@@ -1,0 +1,81 @@
+// Session's clock: when in a step each gradient was complete, translated into what it would have been had everything been dense, so that
+// the selector can predict any choice from it whatever the choice in force.
+#include <algorithm>
+#include <vector>
+
+#include "core/cost_model.h"
+#include "torch/dtypes.h"
+#include "torch/session.h"
+
+namespace poseidon {
+
+namespace {
+
+constexpr size_t kSteps = 3;  // whose median counts
+
+void Push(double value, std::vector<double>* history) {
+  if (history->size() == kSteps) history->erase(history->begin());
+  history->push_back(value);
+}
+
+}  // namespace
+
+double Session::SinceStepBegan() const { return SecondsBetween(step_began_, Clock::now()); }
+
+void Session::NoteReady(Parameter& p) { p.ready_seconds = SinceStepBegan(); }
+
+void Session::NoteReady(const Factored& factored) {
+  NoteReady(parameters_[factored.weight]);
+  if (factored.bias >= 0) NoteReady(parameters_[factored.bias]);
+}
+
+// The beginning of synchronize(). Undoes, in the order of time, what the plan in force did to backward: factored layers skipped their local
+// product and packed rows, and rebuilding took time from backward where they shared cores.
+void Session::RecordTimeline() {
+  if (options_.policy != Policy::kTime || stats_.steps + static_cast<int64_t>(kSteps) <= next_plan_at_) return;
+  const Clock::time_point now = Clock::now();
+  std::vector<size_t> order;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].ready_seconds >= 0) order.push_back(i);
+  }
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return parameters_[a].ready_seconds < parameters_[b].ready_seconds; });
+
+  const double stolen = time_inputs_.contention / (1 + time_inputs_.contention);
+  const auto stolen_before = [&](double seconds) {
+    double sum = 0;
+    for (const Factored& factored : factored_) {
+      if (factored.exchange->state() != Exchange::State::kDone) continue;
+      const ExchangeTimes& times = factored.exchange->times();
+      const double begin = SecondsBetween(step_began_, times.rebuild_begin);
+      sum += std::max(0.0, std::min(seconds, SecondsBetween(step_began_, times.rebuild_end)) - std::max(0.0, begin));
+    }
+    return stolen * sum;
+  };
+
+  double shift = 0;
+  for (size_t i : order) {
+    Parameter& p = parameters_[i];
+    double dense = p.ready_seconds - stolen_before(p.ready_seconds) + shift;
+    if (p.layer_weight == static_cast<int>(i) && i < my_costs_.size()) {
+      const LayerCost& cost = my_costs_[i];
+      dense += cost.input + cost.local - cost.pack;
+      shift += cost.local - cost.pack;
+    }
+    Push(std::max(0.0, dense), &p.ready_history);
+  }
+  const double seconds = SecondsBetween(step_began_, now);
+  Push(std::max(0.0, seconds - stolen_before(seconds) + shift), &compute_history_);
+}
+
+LayerShape Session::ShapeOf(const Parameter& p, int64_t rows, int64_t global_rows, DType factor_dtype) const {
+  LayerShape shape;
+  shape.out_features = p.tensor.size(0);
+  shape.in_features = p.tensor.size(1);
+  shape.rows = rows;
+  shape.global_rows = global_rows;
+  shape.gradient = p.tensor.scalar_type();
+  shape.wire = ToScalarType(FactorWireDType(factor_dtype, options_.compression == CompressionKind::kFp16));
+  return shape;
+}
+
+}  // namespace poseidon
