@@ -6,12 +6,13 @@ on every rank.
 
 import copy
 import dataclasses
+import functools
 import os
 import tempfile
 import time
 import uuid
 from contextlib import nullcontext
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import horovod.torch as horovod
 import torch
@@ -22,6 +23,8 @@ BUILDERS: Dict[str, Callable[[torch.nn.Module], "System"]] = {}
 
 PHASES = ("forward", "backward", "synchronize", "update")
 STAGES = ("pack", "queue", "wire", "handoff", "rebuild", "waited")
+
+MOST_WARMUP_STEPS = 8  # of a system whose plan follows from measurements
 
 _process_group_file: Optional[str] = None
 
@@ -37,15 +40,18 @@ class System:
         model: the model; after a step its ``.grad`` hold the mean over ranks.
         optimizer: has ``stats()`` and ``scheme_report()`` where the system is ours.
         lossy: the gradient is an approximation, so its time is not comparable to that of exact systems.
-        warmup_steps: steps until every later step does the same.
+        warmup_steps: steps until every later step does the same; with ``measures`` the fewest.
+        measures: the system's plan follows from what it measures in its first steps, so ``warm_up`` waits for it.
     """
 
-    def __init__(self, name: str, model: torch.nn.Module, forward: Callable, optimizer, *, lossy: bool = False, warmup_steps: int = 2):
+    def __init__(self, name: str, model: torch.nn.Module, forward: Callable, optimizer, *, lossy: bool = False, warmup_steps: int = 2,
+                 measures: bool = False):
         self.name = name
         self.model = model
         self.optimizer = optimizer
         self.lossy = lossy
         self.warmup_steps = warmup_steps
+        self.measures = measures
         self._forward = forward
 
     def run(self, loss_of: Callable[[Callable], torch.Tensor], *, update: bool = False) -> Dict[str, float]:
@@ -81,15 +87,46 @@ def share_parameters(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def gradient_error(system: System, expected: torch.nn.Module) -> float:
-    """The worst relative difference of a parameter's gradient.
+    """The worst relative difference of a parameter's gradient; sparse ones count as what they stand for.
 
     Relative to the norm of the expected one, but to no less than 1e-4 of the largest norm in the model: some gradients are zero but for
     rounding (the bias of an attention's keys).
     """
-    wanted = [p.grad for p in expected.parameters()]
+    wanted = [_dense(p.grad) for p in expected.parameters()]
     norms = [g.norm().item() for g in wanted]
     least = 1e-4 * max(norms)
-    return max((p.grad - g).norm().item() / max(norm, least) for p, g, norm in zip(system.model.parameters(), wanted, norms))
+    return max((_dense(p.grad) - g).norm().item() / max(norm, least) for p, g, norm in zip(system.model.parameters(), wanted, norms))
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def plan_of(system: System) -> Optional[Dict[str, Any]]:
+    """``optimizer.plan()``, the same on every rank; None before the first plan, and where the system makes none."""
+    plan = getattr(system.optimizer, "plan", None)
+    return None if plan is None else plan()
+
+
+def warm_up(system: System, loss_of: Callable[[Callable], torch.Tensor]) -> int:
+    """Steps until every later one does the same.
+
+    A plan that follows from measurements is made again once some steps have been timed; only after that, and a step under it, is the
+    system warm. If that does not happen ``MOST_WARMUP_STEPS`` must do. Later revisions fall into what is timed, as in training.
+
+    Returns:
+        How many steps that took, the same on every rank.
+    """
+    made_at: List[Optional[int]] = []
+    while len(made_at) < system.warmup_steps or system.measures and len(made_at) < MOST_WARMUP_STEPS and not _settled(made_at):
+        system.run(loss_of, update=True)
+        made_at.append((plan_of(system) or {}).get("made_at_step"))
+    return len(made_at)
+
+
+def _settled(made_at: Sequence[Optional[int]]) -> bool:
+    """Whether the last step ran under a plan that was made after the one or two steps that only observe."""
+    return len(made_at) > 1 and made_at[-1] is not None and made_at[-1] == made_at[-2] and made_at[-1] > 1
 
 
 @dataclasses.dataclass
@@ -234,12 +271,18 @@ def _ddp_powersgd(model):
     return System("ddp-powersgd", model, ddp, _sgd(model), lossy=True, warmup_steps=exact_steps + 1)
 
 
-def _poseidon(policy):
-    def build(model):
-        return System(f"poseidon-{policy}", model, model, hvd.DistributedOptimizer(_sgd(model), model.named_parameters(), policy=policy))
+def poseidon(model: torch.nn.Module, policy: str, *, name: Optional[str] = None, schemes: Optional[Mapping[str, str]] = None) -> System:
+    """Ours.
 
-    return build
+    Args:
+        model: as for ``BUILDERS``.
+        policy: of ``DistributedOptimizer``.
+        name: of the system; by default ``poseidon-POLICY``.
+        schemes: of ``DistributedOptimizer``, to force some.
+    """
+    optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters(), policy=policy, schemes=schemes)
+    return System(name or f"poseidon-{policy}", model, model, optimizer, measures=policy == "time")
 
 
-for _policy in ("bytes", "allreduce", "sfb"):
-    BUILDERS[f"poseidon-{_policy}"] = _poseidon(_policy)
+for _policy in ("time", "bytes", "allreduce", "sfb"):
+    BUILDERS[f"poseidon-{_policy}"] = functools.partial(poseidon, policy=_policy)

@@ -1,26 +1,16 @@
 """The instrument measures what it says, at smoke size: bench.train on two ranks, bench.compare on its results. No word about time."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from bench import compare, models
-from harness.launch import environment
+from bench import compare, models, steps, systems
+from harness.bench import bench
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 TENSORS = {"alexnet": (61_100_840, 16), "mlp": (8_344_552, 6), "resnet50": (25_557_032, 161), "transformer": (16_232_424, 52),
            "dlrm": (10_671_681, 22)}
-
-
-def bench(module, *arguments, expect=0):
-    command = [sys.executable, "-m", f"bench.{module}", *map(str, arguments)]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=120)
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 def train(folder, model, *arguments):
@@ -32,7 +22,7 @@ def train(folder, model, *arguments):
 @pytest.fixture(scope="module")
 def mlp(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mlp")
-    systems = "none,horovod,ddp,ddp-powersgd,poseidon-allreduce,poseidon-sfb,poseidon-bytes"
+    systems = "none,horovod,ddp,ddp-powersgd,poseidon-allreduce,poseidon-sfb,poseidon-bytes,poseidon-time"
     output, result = train(folder, "mlp", "--systems", systems, "--timeline")
     return folder, output, result
 
@@ -59,7 +49,7 @@ def test_gradients_are_checked_and_lossy_systems_marked(mlp):
     _, output, result = mlp
     assert result["lossy"] == ["ddp-powersgd"] and "ddp-powersgd (lossy)" in output
     exact = {name: error for name, error in result["gradient_error"].items() if name not in result["lossy"]}
-    assert set(exact) == {"ddp", "poseidon-allreduce", "poseidon-sfb", "poseidon-bytes"}
+    assert set(exact) == {"ddp", "poseidon-allreduce", "poseidon-sfb", "poseidon-bytes", "poseidon-time"}
     assert max(exact.values()) < 1e-5 < result["gradient_error"]["ddp-powersgd"]
 
 
@@ -70,6 +60,46 @@ def test_engine_bytes_equal_formulas(mlp):
     assert engine["poseidon-allreduce"] == pytest.approx(4 * TENSORS["mlp"][0], rel=1e-3)
     factors = 4 * 16 * sum(m + n + 1 for m, n in ((2048, 1024), (2048, 2048), (1000, 2048)))
     assert engine["poseidon-sfb"] == engine["poseidon-bytes"] == pytest.approx(factors, rel=1e-3)
+
+
+def test_what_a_plan_predicts_stands_beside_what_was_measured(mlp):
+    _, output, result = mlp
+    assert set(result["predicted"]) <= {"poseidon-time"}
+    for name, p in result["predicted"].items():
+        assert p["of_measured"] == pytest.approx(p["step_seconds"] / result["seconds_per_step"][name]["median"])
+        assert f"{name}: its plan predicted {p['step_seconds']:.3f} s" in output
+
+
+def with_plans(*made_at, predicted=None, **options):
+    """A system whose plan after step i was made at ``made_at[i]``; the last one stays."""
+    done = []
+
+    def plan():
+        step = made_at[min(len(done), len(made_at)) - 1]
+        return None if step is None else {"made_at_step": step, "predicted_step_seconds": predicted}
+
+    system = systems.System("ours", None, None, SimpleNamespace(plan=plan), **options)
+    system.run = lambda loss_of, update: done.append(update)
+    return system
+
+
+def test_predictions_are_those_of_plans_that_have_one():
+    silent = systems.System("none", None, None, SimpleNamespace())
+    unsure = with_plans(1)
+    built = [silent, unsure, with_plans(1, predicted=0.3)]
+    for system in built[1:]:
+        system.run(None, update=True)
+    found = steps._predicted(built, {"none": {"median": 0.1}, "ours": {"median": 0.4}})
+    assert list(found) == ["ours"] and found["ours"]["of_measured"] == pytest.approx(0.75)
+    assert found["ours"]["made_at_step"] == 1
+
+
+def test_warm_up_ends_with_a_plan_that_was_made_from_measurements():
+    assert systems.warm_up(with_plans(1), None) == 2
+    assert systems.warm_up(with_plans(0, 0, 0, 3, measures=True), None) == 5
+    assert systems.warm_up(with_plans(None, None, None, None, 4, measures=True), None) == 6
+    for restless in (range(1, 20), [0], [None]):
+        assert systems.warm_up(with_plans(*restless, measures=True), None) == systems.MOST_WARMUP_STEPS
 
 
 def test_loopback_makes_no_claim_about_bandwidth(mlp):
