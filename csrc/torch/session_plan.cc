@@ -250,7 +250,8 @@ Status Session::ReceivePlan() {
 // A layer that nobody used in this step says nothing of the next one: it stays what it is.
 void Session::KeepUnused(Plan* plan) const {
   for (size_t i = 0; i < plan_.decisions.size(); ++i) {
-    if (merged_profile_.tensors[i].global_rows == 0 && plan_.decisions[i].scheme == Scheme::kSfb) plan->decisions[i] = plan_.decisions[i];
+    const bool factored = parameters_[i].layer_weight == static_cast<int>(i);
+    if (factored && merged_profile_.tensors[i].global_rows == 0) plan->decisions[i] = plan_.decisions[i];
   }
 }
 
