@@ -14,8 +14,8 @@ class Config:
 
     Attributes:
         policy: ``"bytes"`` (the scheme that sends fewer bytes, Poseidon's rule restated for ring-allreduce), ``"allreduce"`` or
-            ``"sfb"`` (wherever it is possible).
-        schemes: parameter-name pattern (``fnmatch``) -> ``"auto"``, ``"allreduce"`` or ``"sfb"``; the last match wins.
+            ``"sfb"`` (wherever it is possible, and row-sparse for embeddings).
+        schemes: parameter-name pattern (``fnmatch``) -> ``"auto"``, ``"allreduce"``, ``"sfb"`` or ``"row-sparse"``; the last match wins.
     """
 
     policy: str = "bytes"

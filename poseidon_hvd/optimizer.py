@@ -251,18 +251,19 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Counters since the start.
 
         Returns:
-            ``steps``; ``synchronize_seconds``, the time that ``synchronize()`` blocked; ``early_messages``, how many factor messages left
-            before their layer's own input-gradient GEMM; and ``schemes``: for ``"allreduce"`` and
-            ``"sfb"`` a dict with ``tensors`` (gradients exchanged), ``collectives``, ``wire_bytes`` (payload that this rank sent, mean
-            over ranks), ``horovod_wire_bytes`` (what an allreduce of the same gradients would have sent), ``waited_seconds``, and
-            the stages ``pack_seconds``, ``queue_seconds``, ``wire_seconds``, ``handoff_seconds``, ``rebuild_seconds``, summed over
-            exchanges, which overlap.
+            ``steps``; ``synchronize_seconds``, the time that ``synchronize()`` blocked; ``early_messages``, how many messages of factors
+            or rows left from their layer's own backward node, before its input-gradient GEMM; and ``schemes``: for ``"allreduce"``,
+            ``"sfb"`` and ``"row-sparse"`` a dict with ``tensors`` (gradients exchanged), ``collectives``, ``wire_bytes`` (payload that
+            this rank sent, mean over ranks), ``horovod_wire_bytes`` (what an allreduce of the same gradients would have sent),
+            ``waited_seconds``, and the stages ``pack_seconds``, ``queue_seconds``, ``wire_seconds``, ``handoff_seconds``,
+            ``rebuild_seconds``, summed over exchanges, which overlap.
         """
         if self._session is not None:
             return self._session.stats()
         keys = ("tensors", "collectives", "wire_bytes", "horovod_wire_bytes", "waited_seconds", "pack_seconds", "queue_seconds",
                 "wire_seconds", "handoff_seconds", "rebuild_seconds")
-        return {"steps": 0, "synchronize_seconds": 0.0, "early_messages": 0, "schemes": {name: dict.fromkeys(keys, 0) for name in ("allreduce", "sfb")}}
+        schemes = {name: dict.fromkeys(keys, 0) for name in ("allreduce", "sfb", "row-sparse")}
+        return {"steps": 0, "synchronize_seconds": 0.0, "early_messages": 0, "schemes": schemes}
 
     # ---- Views of the session under the names that Horovod's users read
 
@@ -345,8 +346,9 @@ def DistributedOptimizer(
 
     A drop-in for ``horovod.torch.DistributedOptimizer``: same arguments, defaults and behaviour. In addition the gradient of a fully
     connected layer may travel as its sufficient factors, the rows of its input x (K x N) and of its output's gradient d (K x M),
-    from which every rank rebuilds ``d^T x`` (Poseidon, arXiv 1706.03292, section 3.2). The first step runs dense and is observed;
-    then rank 0 chooses a scheme per tensor and all ranks follow. See ``scheme_report()`` and ``stats()`` of the result.
+    from which every rank rebuilds ``d^T x`` (Poseidon, arXiv 1706.03292, section 3.2), and that of an embedding table as the rows that
+    were touched, equal ids merged. The first step runs dense and is observed; then rank 0 chooses a scheme per tensor and all ranks
+    follow. See ``scheme_report()`` and ``stats()`` of the result.
 
     Args:
         optimizer: the optimizer to wrap. Its hyperparameters and attributes are kept; its state is not, as in Horovod: load it after
@@ -361,9 +363,10 @@ def DistributedOptimizer(
         groups: number of groups, or lists of parameters, whose gradients are reduced together; these are always allreduced.
         sparse_as_dense: reduce sparse gradients as dense ones.
         process_set: the ranks that take part.
-        policy: ``"bytes"`` (default: what sends fewer bytes), ``"allreduce"`` or ``"sfb"``; default from ``POSEIDON_POLICY``.
-        schemes: pattern of parameter names -> ``"auto"``, ``"allreduce"`` or ``"sfb"``; default from ``POSEIDON_SCHEMES``
-            (``"fc*.weight=sfb,head.weight=allreduce"``). A layer is named by its weight; its bias goes with it.
+        policy: ``"bytes"`` (default: what sends fewer bytes), ``"allreduce"`` or ``"sfb"`` (wherever it is possible, and row-sparse for
+            embeddings); default from ``POSEIDON_POLICY``.
+        schemes: pattern of parameter names -> ``"auto"``, ``"allreduce"``, ``"sfb"`` or, for embedding tables, ``"row-sparse"``; default
+            from ``POSEIDON_SCHEMES`` (``"fc*.weight=sfb,head.weight=allreduce"``). A layer is named by its weight; its bias goes with it.
 
     Returns:
         An instance of a subclass of the optimizer's class, with Horovod's ``synchronize()`` and ``skip_synchronize()``.

@@ -22,6 +22,80 @@ std::string Obstacle(const MergedTensor& tensor) {
   return {};
 }
 
+// ---- Embedding tables
+
+// Why the rows of this table cannot be gathered; empty if they can.
+std::string RowSparseObstacle(const MergedTensor& tensor, const SelectorSettings& settings) {
+  const TensorProfile& base = tensor.base;
+  if (!tensor.sfb_allowed) return tensor.reason;
+  if (base.shape.size() != 2 || NumElements(base.shape) == 0) return "table of shape " + ShapeText(base.shape);
+  if (!IsFloating(base.factor_dtype)) return std::string("output gradients are ") + Name(base.factor_dtype);
+  const FactorLayout layout{IdElements(FactorWireDType(base.factor_dtype, settings.fp16_wire)), base.shape[1]};
+  if (Status status = CheckElementCount(tensor.global_unique_rows, layout, base.name); !status.ok()) return status.message();
+  return {};
+}
+
+void ChooseRowsByBytes(const MergedTensor& tensor, const SelectorSettings& settings, TensorDecision* decision) {
+  if (tensor.global_rows == 0) {
+    decision->reason = "no rows in the profiling step";
+    return;
+  }
+  const TensorProfile& base = tensor.base;
+  const double otherwise = tensor.sparse
+                               ? SparseAllgatherWireBytes(tensor.global_rows, base.shape[1], base.dtype, settings.size)
+                               : decision->allreduce_bytes;
+  const DType wire = FactorWireDType(base.factor_dtype, settings.fp16_wire);
+  const double row_bytes = RowSparseWireBytes(1, base.shape[1], wire, settings.size);
+  if (decision->row_sparse_bytes <= otherwise) decision->scheme = Scheme::kRowSparse;
+  decision->reason = "bytes: " + std::to_string(tensor.global_unique_rows) + " merged global rows, row-sparse sends fewer up to " +
+                     std::to_string(static_cast<int64_t>(std::floor(otherwise / row_bytes)));
+}
+
+// `decision` has name, rows and allreduce_bytes.
+void DecideEmbedding(const MergedTensor& tensor, SchemeOverride value, const SelectorSettings& settings,
+                     TensorDecision* decision) {
+  decision->scheme = tensor.sparse ? Scheme::kSparseAllgather : Scheme::kAllreduce;
+  const std::string obstacle = RowSparseObstacle(tensor, settings);
+  if (obstacle.empty()) {
+    decision->row_sparse_bytes =
+        RowSparseWireBytes(tensor.global_unique_rows, tensor.base.shape[1],
+                           FactorWireDType(tensor.base.factor_dtype, settings.fp16_wire), settings.size);
+  }
+  if (settings.size <= 1) {
+    decision->reason = "one rank";
+  } else if (value == SchemeOverride::kSfb || (value == SchemeOverride::kRowSparse && !obstacle.empty())) {
+    decision->request_refused = true;
+    decision->reason = std::string("override: ") + Name(value) + " was asked for but cannot be: " +
+                       (value == SchemeOverride::kSfb ? "it is an embedding table, for which there is row-sparse" : obstacle);
+  } else if (value == SchemeOverride::kAllreduce) {
+    decision->request_refused = tensor.sparse;
+    decision->reason = tensor.sparse ? "allreduce was asked for but the gradient is sparse" : "override: allreduce";
+  } else if (value == SchemeOverride::kRowSparse) {
+    decision->scheme = Scheme::kRowSparse;
+    decision->reason = "override: row-sparse";
+  } else if (settings.policy == Policy::kAllreduce) {
+    decision->reason = tensor.sparse ? "sparse gradient" : "policy: allreduce";
+  } else if (!obstacle.empty()) {
+    decision->reason = obstacle;  // "wherever it is possible" of policy kSfb: nothing to warn of
+  } else if (settings.policy == Policy::kSfb) {
+    decision->scheme = Scheme::kRowSparse;
+    decision->reason = "policy: sfb";
+  } else {
+    ChooseRowsByBytes(tensor, settings, decision);
+  }
+}
+
+// Row-sparse was asked for what is no embedding table. A pattern that means tables may match a bias: nothing to warn of.
+void RefuseRowSparse(const MergedTensor& tensor, TensorDecision* decision) {
+  decision->request_refused = tensor.base.shape.size() > 1;
+  const std::string why = tensor.base.is_embedding ? "the table is the weight of linear calls too"
+                          : tensor.base.used      ? "not an embedding table"
+                                                  : tensor.reason;
+  decision->reason = "override: row-sparse was asked for but cannot be: " + why;
+}
+
+// ---- Everything else
+
 // Policy and override say the same thing once it is known which of them counts.
 Policy Wanted(SchemeOverride value, Policy policy) {
   if (value == SchemeOverride::kAllreduce) return Policy::kAllreduce;
@@ -52,6 +126,10 @@ TensorDecision Decide(const MergedTensor& tensor, SchemeOverride value, const Se
   decision.allreduce_bytes =
       AllreduceWireBytes(NumElements(base.shape), AllreduceWireDType(base.dtype, settings.fp16_wire), settings.size);
 
+  if (base.is_embedding && !base.is_linear_weight) {
+    DecideEmbedding(tensor, value, settings, &decision);
+    return decision;
+  }
   if (tensor.sparse) {
     decision.scheme = Scheme::kSparseAllgather;
     decision.request_refused = value != SchemeOverride::kAuto;
@@ -67,6 +145,10 @@ TensorDecision Decide(const MergedTensor& tensor, SchemeOverride value, const Se
   }
   if (settings.size <= 1) {
     decision.reason = "one rank";
+    return decision;
+  }
+  if (value == SchemeOverride::kRowSparse) {
+    RefuseRowSparse(tensor, &decision);
     return decision;
   }
   const Policy wanted = Wanted(value, settings.policy);

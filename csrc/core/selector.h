@@ -27,6 +27,7 @@ struct TensorDecision {
   int64_t global_rows = 0;     // seen in the profiling step
   std::string reason;          // why this scheme, for the report
   bool request_refused = false;  // the user asked for another scheme, which cannot be: the caller warns with `reason`
+  double row_sparse_bytes = -1;  // as sfb_bytes, for an embedding table
 };
 
 struct OverrideRule {
@@ -48,6 +49,13 @@ Status ResolveOverrides(const std::vector<OverrideRule>& rules, const std::vecto
 //   policy kBytes: sfb_bytes <= allreduce_bytes        -> kSfb, else kAllreduce
 // The last is BestScheme of Poseidon (section 3.2), with its `<=`, for the weight matrix alone: a bias is small and would
 // be on both sides. No rows at all in the profiling step say nothing of later steps: kAllreduce under kBytes.
+// An embedding table (used by embedding calls alone) has rules of its own, where "dense" means kSparseAllgather if its gradient is
+// sparse, else kAllreduce:
+//   one rank, or override (or, without one, policy) kAllreduce  -> dense
+//   override kSfb, or row-sparse not possible                    -> dense, the reason says why
+//   override kRowSparse, or without one policy kSfb              -> kRowSparse
+//   policy kBytes: row_sparse_bytes <= what dense would send     -> kRowSparse, else dense
+// kRowSparse asked for anything else is refused.
 // overrides: one per tensor (missing ones count as kAuto).
 std::vector<TensorDecision> Select(const MergedProfile& profile, const std::vector<SchemeOverride>& overrides,
                                    const SelectorSettings& settings);

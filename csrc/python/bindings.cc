@@ -86,6 +86,8 @@ py::dict ToDict(const TensorDecision& decision) {
   dict["scheme"] = Name(decision.scheme);
   dict["allreduce_bytes"] = decision.allreduce_bytes;
   dict["sfb_bytes"] = decision.sfb_bytes < 0 ? py::object(py::none()) : py::object(py::float_(decision.sfb_bytes));
+  dict["row_sparse_bytes"] =
+      decision.row_sparse_bytes < 0 ? py::object(py::none()) : py::object(py::float_(decision.row_sparse_bytes));
   dict["global_rows"] = decision.global_rows;
   dict["reason"] = decision.reason;
   return dict;
@@ -93,7 +95,7 @@ py::dict ToDict(const TensorDecision& decision) {
 
 py::dict ToDict(const SessionStats& stats) {
   py::dict schemes;
-  for (Scheme scheme : {Scheme::kAllreduce, Scheme::kSfb}) {
+  for (Scheme scheme : {Scheme::kAllreduce, Scheme::kSfb, Scheme::kRowSparse}) {
     const SchemeStats& s = stats.by_scheme[static_cast<size_t>(scheme)];
     py::dict dict;
     dict["tensors"] = s.tensors;

@@ -9,8 +9,8 @@ namespace {
 
 Plan Example() {
   Plan plan{4, 2, {}};
-  plan.decisions.push_back({"fc.weight", Scheme::kSfb, 1.5e9, 0.1, 256, "bytes", false});
-  plan.decisions.push_back({"emb.weight", Scheme::kSparseAllgather, 3, -1, 0, "sfb was asked for", true});
+  plan.decisions.push_back({"fc.weight", Scheme::kSfb, 1.5e9, 0.1, 256, "bytes", false, -1});
+  plan.decisions.push_back({"emb.weight", Scheme::kRowSparse, 3, -1, 0, "sfb was asked for", true, 2.5});
   return plan;
 }
 
@@ -27,7 +27,8 @@ TEST(EncodingRoundTrip) {
   POSEIDON_CHECK_EQ(back.decisions[0].sfb_bytes, 0.1);
   POSEIDON_CHECK_EQ(back.decisions[0].allreduce_bytes, 1.5e9);
   POSEIDON_CHECK_EQ(back.decisions[0].global_rows, 256);
-  POSEIDON_CHECK_EQ(back.decisions[1].scheme, Scheme::kSparseAllgather);
+  POSEIDON_CHECK_EQ(back.decisions[1].scheme, Scheme::kRowSparse);
+  POSEIDON_CHECK_EQ(back.decisions[1].row_sparse_bytes, 2.5);
   POSEIDON_CHECK_EQ(back.decisions[1].reason, "sfb was asked for");
   POSEIDON_CHECK(back.decisions[1].request_refused && !back.decisions[0].request_refused);
 }

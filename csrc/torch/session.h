@@ -17,8 +17,10 @@
 #include "core/selector.h"
 #include "core/sfb_exchange.h"
 #include "core/stats.h"
+#include "torch/capture.h"
+#include "torch/embedding_layer.h"
 #include "torch/grad_source.h"
-#include "torch/linear_capture.h"
+#include "torch/linear_layer.h"
 
 namespace poseidon {
 
@@ -76,8 +78,10 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   std::vector<std::string> TakeWarnings();
 
   // ---- CaptureOwner
-  void OnProfiled(FactoredLayer& layer, const at::Tensor& x, const at::Tensor& d, const at::Tensor& bias) override;
-  bool OnCaptured(FactoredLayer& layer, const at::Tensor& x, const at::Tensor& d) override;
+  void OnProfiled(LinearLayer& layer, const at::Tensor& x, const at::Tensor& d, const at::Tensor& bias) override;
+  void OnProfiled(EmbeddingLayer& layer, const TableRows& rows) override;
+  bool OnCaptured(LinearLayer& layer, const at::Tensor& x, const at::Tensor& d) override;
+  bool OnCaptured(EmbeddingLayer& layer, const TableRows& rows) override;
 
   // The hook on the gradient accumulator of parameter `index`.
   void OnAccumulated(int index);
@@ -92,13 +96,14 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
     PassCounter counter{1};
     std::shared_ptr<GradSource> source;
     std::shared_ptr<DenseExchange> exchange;
-    std::shared_ptr<FactoredLayer> layer;  // of a matrix: candidate or captured weight
-    int layer_weight = -1;   // index of the weight whose SFB exchange carries this gradient (itself, or for its bias); -1: dense
+    std::shared_ptr<FactoredLayer> layer;  // of a matrix: candidate linear weight, or what the plan captures
+    std::shared_ptr<EmbeddingLayer> table;  // of a matrix, until the plan is in force: candidate embedding table
+    int layer_weight = -1;   // index of the weight whose SFB or row-sparse exchange carries this gradient (itself, or for its bias)
     int group = -1;
     bool sparse = false;     // agreed: some rank has sparse gradients for it
     bool sparse_now = false; // this rank has one in this step
   };
-  // SFB of one layer.
+  // SFB of one layer, or row-sparse of one table.
   struct Factored {
     int weight = -1;
     int bias = -1;
@@ -115,6 +120,9 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   // All below: mutex_ held.
   void Attach();
   bool CanFactor() const;
+  bool MayFactor(const Parameter& parameter, SchemeOverride wish) const;
+  // append(last_pass) adds a call's rows to the layer's message. False: they are not taken.
+  bool Capture(FactoredLayer& layer, at::ScalarType type, const std::function<void(bool)>& append);
   Factored* FactoredOf(const Parameter& parameter);
   void SendDense(Parameter& parameter);
   void SendGroupIfReady(Group& group, bool complete);
@@ -132,6 +140,9 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   Status AgreeOnPlan();
   RankProfile LocalProfile() const;
   std::string WhyNoLayer(const Parameter& p) const;
+  void FillTableProfile(const Parameter& p, TensorProfile* tensor) const;
+  static bool IsFactored(Scheme scheme) { return scheme == Scheme::kSfb || scheme == Scheme::kRowSparse; }
+  void KeepLayerOf(Parameter& p, Scheme scheme);
   Status ReceivePlan();
   void AdoptPlan();
   void StartFactored(int weight_index);
@@ -139,7 +150,9 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void RenewFactored(Factored& factored);
   void StopFactored(int weight_index, const std::string& reason);
   std::shared_ptr<SfbExchange> NewSfbExchange(const Factored& factored) const;
-  std::shared_ptr<FactoredLayer> NewLayer(const Parameter& p) const;
+  std::shared_ptr<LinearLayer> NewLayer(const Parameter& p) const;
+  std::shared_ptr<EmbeddingLayer> NewTable(const Parameter& p) const;
+  double FactorScale() const;
   std::string WireName(const char* kind, const std::string& name) const;
 
   const std::shared_ptr<Engine> engine_;

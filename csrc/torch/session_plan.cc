@@ -21,6 +21,7 @@ void Session::CheckProfile(Parameter& p) {
   const at::Tensor& grad = p.tensor.grad();
   if (!grad.defined()) return;
   if (p.layer) p.layer->CheckWeight(grad);
+  if (p.table) p.table->CheckWeight(grad);
   if (p.tensor.dim() != 1) return;
   for (Parameter& other : parameters_) {
     if (other.layer && other.layer->profiled_bias().is_same(p.tensor)) other.layer->CheckBias(grad);
@@ -34,6 +35,24 @@ std::string Session::WhyNoLayer(const Parameter& p) const {
   if (!CanFactor()) return "the reduction is neither an average nor a sum";
   if (!p.tensor.is_contiguous()) return "it is not contiguous";
   return "allreduce was asked for";
+}
+
+// The table's part of the entry, after the linear layer's.
+void Session::FillTableProfile(const Parameter& p, TensorProfile* tensor) const {
+  if (!p.table || !p.table->profiled()) return;
+  if (p.layer->profiled()) {  // tied: neither kind of factors gives all of its gradient
+    tensor->is_embedding = true;
+    tensor->sfb_allowed = false;
+    if (tensor->reason.empty()) tensor->reason = "it is an embedding table too";
+    return;
+  }
+  p.table->FillProfile(tensor);
+  // Fewer passes than configured: the hook has not looked at the gradient yet.
+  if (p.table->profiled_sparse() && !p.counter.sent() && !options_.sparse_as_dense) tensor->sparse = true;
+  if (p.table->profiled_sparse() && options_.sparse_as_dense) {
+    tensor->sfb_allowed = false;
+    tensor->reason = "sparse_as_dense asks for a dense reduction";
+  }
 }
 
 RankProfile Session::LocalProfile() const {
@@ -60,6 +79,7 @@ RankProfile Session::LocalProfile() const {
         tensor.sfb_allowed = false;
         tensor.reason = shared ? "its bias is shared with another layer" : "its bias is reduced elsewhere";
       }
+      FillTableProfile(p, &tensor);
     } else {
       tensor.reason = WhyNoLayer(p);
     }
@@ -137,15 +157,22 @@ void Session::AdoptPlan() {
   planned_ = true;
   std::vector<int> weights;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const std::shared_ptr<FactoredLayer>& layer = parameters_[i].layer;
-    if (plan_.decisions[i].scheme == Scheme::kSfb) {
-      weights.push_back(static_cast<int>(i));
-    } else if (layer) {
-      layer->set_mode(FactoredLayer::Mode::kBypass);
-      UnregisterLayer(*layer);
-    }
+    const Scheme scheme = plan_.decisions[i].scheme;
+    KeepLayerOf(parameters_[i], scheme);
+    if (IsFactored(scheme)) weights.push_back(static_cast<int>(i));
   }
   for (int weight : weights) StartFactored(weight);
+}
+
+// Of the two candidates the one that the plan wants, if any; the other one takes no more calls.
+void Session::KeepLayerOf(Parameter& p, Scheme scheme) {
+  const std::shared_ptr<FactoredLayer> table = std::exchange(p.table, nullptr);
+  for (const std::shared_ptr<FactoredLayer>& candidate : {p.layer, table}) {
+    if (!candidate || candidate->scheme() == scheme) continue;
+    candidate->set_mode(FactoredLayer::Mode::kBypass);
+    UnregisterLayer(*candidate);
+  }
+  if (scheme == Scheme::kRowSparse) p.layer = table;
 }
 
 // A bias has no scheme of its own: it follows its weight.
@@ -170,8 +197,12 @@ void Session::StartFactored(int weight_index) {
   }
   DecideBias(factored, Scheme::kSfb);
   const DType wire = FactorWireDType(profile.factor_dtype, options_.compression == CompressionKind::kFp16);
-  weight.layer->StartCapture(factored.bias >= 0 ? parameters_[factored.bias].tensor : at::Tensor(), ToScalarType(wire),
-                             options_.max_gathered_elements / options_.size / weight.layer->layout().row_elements());
+  FactoredLayer::Settings settings;
+  if (factored.bias >= 0) settings.bias = parameters_[factored.bias].tensor;
+  settings.wire_type = ToScalarType(wire);
+  settings.max_elements = options_.max_gathered_elements / options_.size;
+  settings.sparse = weight.sparse;
+  weight.layer->StartCapture(settings);
   factored.exchange = NewSfbExchange(factored);
   factored_.push_back(std::move(factored));
 }
@@ -179,6 +210,7 @@ void Session::StartFactored(int weight_index) {
 std::shared_ptr<SfbExchange> Session::NewSfbExchange(const Factored& factored) const {
   const Parameter& weight = parameters_[factored.weight];
   SfbExchange::Options options;
+  options.scheme = weight.layer->scheme();
   options.layout = weight.layer->layout();
   options.factor_dtype = ToDType(weight.layer->wire_type());
   options.extra_reduction = options_.reduction;
@@ -190,17 +222,20 @@ std::shared_ptr<SfbExchange> Session::NewSfbExchange(const Factored& factored) c
     const DType wire = AllreduceWireDType(ToDType(param.scalar_type()), options_.compression == CompressionKind::kFp16);
     options.dense_bytes += AllreduceWireBytes(param.numel(), wire, options_.size);
   }
-  return std::make_shared<SfbExchange>(WireName("sfb", weight.name), weight.layer, options);
+  const char* kind = options.scheme == Scheme::kSfb ? "sfb" : "rows";
+  return std::make_shared<SfbExchange>(WireName(kind, weight.name), weight.layer, options);
 }
 
 // The exchange was abandoned in flight: it keeps the old layer and its buffers, and this session goes on with new ones.
 void Session::RenewFactored(Factored& factored) {
   Parameter& weight = parameters_[factored.weight];
-  const at::ScalarType wire_type = weight.layer->wire_type();
-  const at::Tensor bias = weight.layer->bias();
-  const int64_t max_rows = weight.layer->max_rows();
-  weight.layer = NewLayer(weight);
-  weight.layer->StartCapture(bias, wire_type, max_rows);
+  const FactoredLayer::Settings settings = weight.layer->settings();
+  if (weight.layer->kind() == FactoredLayer::Kind::kEmbedding) {
+    weight.layer = NewTable(weight);
+  } else {
+    weight.layer = NewLayer(weight);
+  }
+  weight.layer->StartCapture(settings);
   RegisterLayer(weight.layer, weak_from_this());
   factored.exchange = NewSfbExchange(factored);
 }
@@ -210,9 +245,10 @@ void Session::StopFactored(int weight_index, const std::string& reason) {
   weight.layer->set_mode(FactoredLayer::Mode::kBypass);
   UnregisterLayer(*weight.layer);
   TensorDecision& decision = plan_.decisions[weight_index];
-  decision.scheme = Scheme::kAllreduce;
+  decision.scheme = weight.sparse ? Scheme::kSparseAllgather : Scheme::kAllreduce;
   decision.reason = reason;
-  warnings_.push_back(weight.name + ": " + reason + ". It uses allreduce from now on, on all ranks.");
+  warnings_.push_back(weight.name + ": " + reason + ". It uses " + (weight.sparse ? "Horovod's sparse allgather" : "allreduce") +
+                      " from now on, on all ranks.");
   const auto it = std::find_if(factored_.begin(), factored_.end(), [&](const Factored& f) { return f.weight == weight_index; });
   weight.layer_weight = -1;
   DecideBias(*it, Scheme::kAllreduce);
