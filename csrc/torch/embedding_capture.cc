@@ -102,7 +102,6 @@ class EmbeddingBackward final : public TableBackward {
 
 // The arguments of aten::embedding_bag that are no tensors.
 struct BagOptions {
-  bool by_frequency = false;
   int64_t mode = 0;  // 0: sum, 1: mean, 2: max
   bool sparse = false;
   bool include_last_offset = false;
@@ -149,7 +148,7 @@ class EmbeddingBagBackward final : public TableBackward {
  public:
   EmbeddingBagBackward(Registration registration, const at::Tensor& weight, const at::Tensor& weight_leaf, const at::Tensor& ids,
                        const at::Tensor& offsets, const at::Tensor& sample_weights, const BagOptions& options)
-      : TableBackward(std::move(registration), weight, weight_leaf, options.by_frequency, options.sparse),
+      : TableBackward(std::move(registration), weight, weight_leaf, /*by_frequency=*/false, options.sparse),
         options_(options),
         ids_(ids, /*is_output=*/false),
         offsets_(offsets, /*is_output=*/false),
@@ -231,8 +230,9 @@ at::Tensor Embedding(c10::DispatchKeySet keys, const at::Tensor& weight, const a
   std::optional<Registration> registration = Wanted(weight, ids, by_frequency, sparse, &leaf);
   const std::optional<int64_t> padding_id = padding.maybe_as_int();
   if (!registration || !padding_id) {
-    // This kernel stands in the place of PyTorch's own, which is still there for backends without a name.
-    const c10::DispatchKeySet others = (keys - c10::autograd_dispatch_keyset).add(c10::DispatchKey::AutogradOther);
+    // This kernel stands in the place of PyTorch's own, which is still there for backends without a name. Keys above autograd have had
+    // their turn, but may still be in the set (PythonDispatcher) and would come back here for ever.
+    const c10::DispatchKeySet others = (keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther);
     return at::_ops::embedding::redispatch(others, weight, ids, std::move(padding), by_frequency, sparse);
   }
   NodePtr node = MakeNode<EmbeddingBackward>(*std::move(registration), weight, leaf, ids, *padding_id, by_frequency, sparse);
@@ -257,12 +257,12 @@ BagResult EmbeddingBag(const at::Tensor& weight, const at::Tensor& ids, const at
   at::Tensor leaf;
   std::optional<Registration> registration = Wanted(weight, ids, by_frequency, sparse, &leaf);
   const at::Tensor weights = sample_weights.value_or(at::Tensor());
-  if (!registration || (mode != 0 && mode != 1) || ids.dim() != 1 || offsets.dim() != 1 || !IsPlain(offsets) ||
+  // by_frequency: PyTorch 2.13 divides by the frequency of other ids than the row's, so its gradient is not a sum of such rows.
+  if (!registration || by_frequency || (mode != 0 && mode != 1) || ids.dim() != 1 || offsets.dim() != 1 || !IsPlain(offsets) ||
       (weights.defined() && !IsPlain(weights))) {
     return ordinary();
   }
   BagOptions options;
-  options.by_frequency = by_frequency;
   options.mode = mode;
   options.sparse = sparse;
   options.include_last_offset = include_last_offset;
