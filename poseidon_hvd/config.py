@@ -16,8 +16,8 @@ class Config:
 
     Attributes:
         policy: ``"time"`` (what makes the predicted step shortest), ``"bytes"`` (the scheme that sends fewer bytes, Poseidon's rule
-            restated for ring-allreduce), ``"allreduce"`` or ``"sfb"`` (wherever it is possible).
-        schemes: parameter-name pattern (``fnmatch``) -> ``"auto"``, ``"allreduce"`` or ``"sfb"``; the last match wins.
+            restated for ring-allreduce), ``"allreduce"`` or ``"sfb"`` (wherever it is possible, and row-sparse for embeddings).
+        schemes: parameter-name pattern (``fnmatch``) -> ``"auto"``, ``"allreduce"``, ``"sfb"`` or ``"row-sparse"``; the last match wins.
         network: for policy ``"time"``: alpha (s) and beta (s/byte) of allreduce, then of allgather; None: measured at the first step.
         memory_limit: bytes that the gathered rows of all factored tensors may take on each rank, for policy ``"time"``.
         log_plans: print a new plan on rank 0.

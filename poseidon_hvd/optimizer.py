@@ -269,8 +269,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         Returns:
             ``policy``; ``size``, the ranks; ``made_at_step``; ``tensors``, in the order of names, each with ``name``, ``shape``, ``rows``
             (of all ranks together in that step), ``scheme``, ``reason`` and ``costs``: scheme -> ``bytes`` that each rank sends in a
-            step, mean over ranks, and ``seconds``: transfer and the tensor's own work alone, nothing hidden; both None where they are
-            not known. With policy ``"time"`` also ``network`` (``alpha_seconds`` and ``beta_seconds_per_byte`` of ``allreduce``, per byte
+            step, mean over ranks, and ``seconds``: transfer and the tensor's own work alone, nothing hidden; both None where the
+            scheme cannot be used or they are not known. With policy ``"time"`` also ``network`` (``alpha_seconds`` and ``beta_seconds_per_byte`` of ``allreduce``, per byte
             of tensor, and of ``allgather``, per byte gathered from all ranks; ``skew_seconds``, by which the first rank waited for
             the last), ``predicted_step_seconds``, ``exposed_seconds`` (of it, communication that backward does not hide) and
             ``predicted_dense_step_seconds``, as plain Horovod would take; otherwise None.
@@ -297,7 +297,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                     "reason": d["reason"],
                     "costs": {
                         "allreduce": {"bytes": d["allreduce_bytes"], "seconds": d["allreduce_seconds"]},
-                        "sfb": {"bytes": d["sfb_bytes"], "seconds": d["sfb_seconds"]},
+                        "sfb": _cost(d["sfb_bytes"], d["gather_seconds"]),
+                        "row-sparse": _cost(d["row_sparse_bytes"], d["gather_seconds"]),
                     },
                 }
                 for d in plan["tensors"]
@@ -308,18 +309,19 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Counters since the start.
 
         Returns:
-            ``steps``; ``synchronize_seconds``, the time that ``synchronize()`` blocked; ``early_messages``, how many factor messages left
-            before their layer's own input-gradient GEMM; and ``schemes``: for ``"allreduce"`` and
-            ``"sfb"`` a dict with ``tensors`` (gradients exchanged), ``collectives``, ``wire_bytes`` (payload that this rank sent, mean
-            over ranks), ``horovod_wire_bytes`` (what an allreduce of the same gradients would have sent), ``waited_seconds``, and
-            the stages ``pack_seconds``, ``queue_seconds``, ``wire_seconds``, ``handoff_seconds``, ``rebuild_seconds``, summed over
-            exchanges, which overlap.
+            ``steps``; ``synchronize_seconds``, the time that ``synchronize()`` blocked; ``early_messages``, how many messages of factors
+            or rows left from their layer's own backward node, before its input-gradient GEMM; and ``schemes``: for ``"allreduce"``,
+            ``"sfb"`` and ``"row-sparse"`` a dict with ``tensors`` (gradients exchanged), ``collectives``, ``wire_bytes`` (payload that
+            this rank sent, mean over ranks), ``horovod_wire_bytes`` (what an allreduce of the same gradients would have sent),
+            ``waited_seconds``, and the stages ``pack_seconds``, ``queue_seconds``, ``wire_seconds``, ``handoff_seconds``,
+            ``rebuild_seconds``, summed over exchanges, which overlap.
         """
         if self._session is not None:
             return self._session.stats()
         keys = ("tensors", "collectives", "wire_bytes", "horovod_wire_bytes", "waited_seconds", "pack_seconds", "queue_seconds",
                 "wire_seconds", "handoff_seconds", "rebuild_seconds")
-        return {"steps": 0, "synchronize_seconds": 0.0, "early_messages": 0, "schemes": {name: dict.fromkeys(keys, 0) for name in ("allreduce", "sfb")}}
+        schemes = {name: dict.fromkeys(keys, 0) for name in ("allreduce", "sfb", "row-sparse")}
+        return {"steps": 0, "synchronize_seconds": 0.0, "early_messages": 0, "schemes": schemes}
 
     # ---- Views of the session under the names that Horovod's users read
 
@@ -375,6 +377,10 @@ def _drop_state(optimizer) -> None:
     optimizer.state = collections.defaultdict(dict)
 
 
+def _cost(bytes_sent: Optional[float], seconds: Optional[float]) -> Dict[str, Optional[float]]:
+    return {"bytes": bytes_sent, "seconds": None if bytes_sent is None else seconds}
+
+
 def _compressor(compression, contexts):
     def compress(index, grad):
         tensor, contexts[index] = compression.compress(grad)
@@ -404,8 +410,9 @@ def DistributedOptimizer(
 
     A drop-in for ``horovod.torch.DistributedOptimizer``: same arguments, defaults and behaviour. In addition the gradient of a fully
     connected layer may travel as its sufficient factors, the rows of its input x (K x N) and of its output's gradient d (K x M),
-    from which every rank rebuilds ``d^T x`` (Poseidon, arXiv 1706.03292, section 3.2). The first step runs dense and is observed;
-    then rank 0 chooses a scheme per tensor and all ranks follow. See ``scheme_report()`` and ``stats()`` of the result.
+    from which every rank rebuilds ``d^T x`` (Poseidon, arXiv 1706.03292, section 3.2), and that of an embedding table as the rows that
+    were touched, equal ids merged. The first step runs dense and is observed; then rank 0 chooses a scheme per tensor and all ranks
+    follow. See ``scheme_report()`` and ``stats()`` of the result.
 
     Args:
         optimizer: the optimizer to wrap. Its hyperparameters and attributes are kept; its state is not, as in Horovod: load it after
@@ -421,9 +428,10 @@ def DistributedOptimizer(
         sparse_as_dense: reduce sparse gradients as dense ones.
         process_set: the ranks that take part.
         policy: ``"time"`` (default: what makes the predicted step shortest, from a second of measurements in the first step),
-            ``"bytes"`` (what sends fewer bytes), ``"allreduce"`` or ``"sfb"``; default from ``POSEIDON_POLICY``.
-        schemes: pattern of parameter names -> ``"auto"``, ``"allreduce"`` or ``"sfb"``; default from ``POSEIDON_SCHEMES``
-            (``"fc*.weight=sfb,head.weight=allreduce"``). A layer is named by its weight; its bias goes with it.
+            ``"bytes"`` (what sends fewer bytes), ``"allreduce"`` or ``"sfb"`` (wherever it is possible, and row-sparse for embeddings);
+            default from ``POSEIDON_POLICY``.
+        schemes: pattern of parameter names -> ``"auto"``, ``"allreduce"``, ``"sfb"`` or, for embedding tables, ``"row-sparse"``; default
+            from ``POSEIDON_SCHEMES`` (``"fc*.weight=sfb,head.weight=allreduce"``). A layer is named by its weight; its bias goes with it.
         network: policy ``"time"`` takes these instead of measuring: what ``plan()["network"]`` was, or a JSON file with it; default from
             ``POSEIDON_ALPHA_ALLREDUCE`` (s), ``POSEIDON_BETA_ALLREDUCE`` (s/byte), ``.._ALLGATHER``, or the file ``POSEIDON_PROFILE``.
         memory_limit: bytes that gathered rows may take on each rank under policy ``"time"``; default from

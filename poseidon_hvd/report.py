@@ -1,5 +1,6 @@
 """Text for people: the table of schemes."""
 
+import collections
 from typing import Any, Dict, Optional, Sequence
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -46,20 +47,24 @@ def plan_table(plan: Optional[Dict[str, Any]], *, policy: str, size: int) -> str
     if not plan:
         return "No plan yet: it is made at the end of the first step."
     timed = plan["network"] is not None
-    header = ["tensor", "shape", "rows", "scheme", "allreduce", "sfb", *(("allreduce ms", "sfb ms") if timed else ()), "why"]
+    tables = any(tensor["costs"]["row-sparse"]["bytes"] is not None for tensor in plan["tensors"])
+    other = "sfb or rows" if tables else "sfb"
+    header = ["tensor", "shape", "rows", "scheme", "allreduce", other, *(("allreduce ms", f"{other} ms") if timed else ()), "why"]
     rows = []
     for tensor in plan["tensors"]:
-        allreduce, sfb = tensor["costs"]["allreduce"], tensor["costs"]["sfb"]
+        costs = tensor["costs"]
+        gathered = costs["sfb"] if costs["row-sparse"]["bytes"] is None else costs["row-sparse"]
         row = [tensor["name"], " x ".join(map(str, tensor["shape"])) or "scalar", str(tensor["rows"] or "-"), tensor["scheme"],
-               format_bytes(allreduce["bytes"]), format_bytes(sfb["bytes"])]
+               format_bytes(costs["allreduce"]["bytes"]), format_bytes(gathered["bytes"])]
         if timed:
-            row += [format_milliseconds(allreduce["seconds"]), format_milliseconds(sfb["seconds"])]
+            row += [format_milliseconds(costs["allreduce"]["seconds"]), format_milliseconds(gathered["seconds"])]
         rows.append([*row, tensor["reason"]])
     table = text_table(header, rows, right=(1, 2, 4, 5, 6, 7) if timed else (1, 2, 4, 5))
-    factored = sum(tensor["scheme"] == "sfb" for tensor in plan["tensors"])
-    lines = [f"{size} ranks, policy {policy}: {factored} of {len(rows)} tensors as sufficient factors", table]
+    count = collections.Counter(tensor["scheme"] for tensor in plan["tensors"])
+    by_rows = f", {count['row-sparse']} by touched rows" if count["row-sparse"] else ""
+    lines = [f"{size} ranks, policy {policy}: {count['sfb']} of {len(rows)} tensors as sufficient factors{by_rows}", table]
     when = "in the first step" if plan["made_at_step"] == 0 else f"in step {plan['made_at_step']}"
-    lines.append(f"rows: of all ranks {when}; allreduce, sfb: bytes that each rank sends per step that way"
+    lines.append(f"rows: of all ranks {when}; allreduce, {other}: bytes that each rank sends per step that way"
                  + ("; ms: transfer and own work alone, nothing hidden" if timed else ""))
     if timed:
         network = plan["network"]

@@ -199,7 +199,7 @@ def test_unknown_policy_lists_the_known(model):
 
 
 def test_unknown_scheme_lists_the_known(model):
-    with pytest.raises(ValueError, match=r"schemes.*'\*'.*gather.*auto, allreduce, sfb"):
+    with pytest.raises(ValueError, match=r"schemes.*'\*'.*gather.*auto, allreduce, sfb, row-sparse"):
         wrap(model, schemes={"*": "gather"})
 
 
@@ -237,8 +237,8 @@ def test_last_matching_pattern_wins():
 def test_schemes_from_the_environment(monkeypatch):
     from poseidon_hvd.config import Config
 
-    monkeypatch.setenv("POSEIDON_SCHEMES", " fc*.weight = sfb , head=allreduce,")
-    assert Config.resolve(None, None).schemes == {"fc*.weight": "sfb", "head": "allreduce"}
+    monkeypatch.setenv("POSEIDON_SCHEMES", " fc*.weight = sfb , head=allreduce,embed.weight=row-sparse")
+    assert Config.resolve(None, None).schemes == {"fc*.weight": "sfb", "head": "allreduce", "embed.weight": "row-sparse"}
 
 
 NETWORK = {kind: {"alpha_seconds": 1e-3, "beta_seconds_per_byte": beta} for kind, beta in (("allreduce", 2e-9), ("allgather", 1e-9))}
@@ -366,7 +366,7 @@ def test_reports_of_one_rank(model):
     optimizer = wrap(model)
     assert "1 rank" in optimizer.scheme_report()
     stats = optimizer.stats()
-    assert stats["steps"] == 0 and set(stats["schemes"]) == {"allreduce", "sfb"}
+    assert stats["steps"] == 0 and set(stats["schemes"]) == {"allreduce", "sfb", "row-sparse"}
     assert stats["schemes"]["sfb"]["wire_bytes"] == 0
 
 

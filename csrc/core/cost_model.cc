@@ -1,5 +1,7 @@
 #include "core/cost_model.h"
 
+#include "core/factor_layout.h"
+
 namespace poseidon {
 namespace {
 
@@ -27,6 +29,17 @@ double AllgatherWireBytes(int64_t total_bytes_all_ranks, int size) {
 
 double SfbWireBytes(int64_t out_features, int64_t in_features, int64_t global_rows, DType factor_dtype, int size) {
   const double row_bytes = static_cast<double>(out_features + in_features) * static_cast<double>(SizeOf(factor_dtype));
+  return RingShare(row_bytes * static_cast<double>(global_rows), size);
+}
+
+double RowSparseWireBytes(int64_t global_unique_rows, int64_t dim, DType factor_dtype, int size) {
+  const FactorLayout layout{IdElements(factor_dtype), dim};
+  const double row_bytes = static_cast<double>(layout.row_elements()) * static_cast<double>(SizeOf(factor_dtype));
+  return RingShare(row_bytes * static_cast<double>(global_unique_rows), size);
+}
+
+double SparseAllgatherWireBytes(int64_t global_rows, int64_t dim, DType dtype, int size) {
+  const double row_bytes = 8.0 + static_cast<double>(dim) * static_cast<double>(SizeOf(dtype));
   return RingShare(row_bytes * static_cast<double>(global_rows), size);
 }
 

@@ -32,6 +32,13 @@ double SfbWireBytes(int64_t out_features, int64_t in_features, int64_t global_ro
 // The arguments are wire bytes per element, factor_bytes > 0.
 double SfbBreakEvenRows(int64_t out_features, int64_t in_features, int64_t factor_bytes, int64_t gradient_bytes);
 
+// Allgather of the touched rows of an embedding table of `dim` columns: (id + dim + flag) elements per row, as they are sent
+// (factor_layout.h). global_unique_rows: the sum over ranks of the rows that are left after each rank has merged equal ids.
+double RowSparseWireBytes(int64_t global_unique_rows, int64_t dim, DType factor_dtype, int size);
+
+// What Horovod gathers of a sparse gradient: an 8-byte index and `dim` values for every row, equal ids not merged.
+double SparseAllgatherWireBytes(int64_t global_rows, int64_t dim, DType dtype, int size);
+
 }  // namespace poseidon
 
 #endif  // POSEIDON_CORE_COST_MODEL_H_

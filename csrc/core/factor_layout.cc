@@ -60,6 +60,22 @@ uint32_t ReadFlags(const void* gathered, int64_t total_rows, const FactorLayout&
   return flags;
 }
 
+int64_t IdElements(DType dtype) { return SizeOf(dtype) == 2 ? 2 : 1; }
+
+void WriteId(void* row, uint32_t id, DType dtype) {
+  if (SizeOf(dtype) == 8) {
+    const uint64_t wide = id;  // its upper half is 0
+    std::memcpy(row, &wide, sizeof(wide));
+  } else {
+    std::memcpy(row, &id, sizeof(id));
+  }
+}
+
+uint32_t ReadId(const void* row, DType dtype) {
+  return SizeOf(dtype) == 8 ? static_cast<uint32_t>(LoadFlag<uint64_t>(static_cast<const unsigned char*>(row)))
+                            : LoadFlag<uint32_t>(static_cast<const unsigned char*>(row));
+}
+
 Status CheckElementCount(int64_t total_rows, const FactorLayout& layout, const std::string& name) {
   const int64_t max_rows = kMaxCollectiveElements / layout.row_elements();  // by division: the product may overflow
   if (total_rows <= max_rows) return Status::OK();

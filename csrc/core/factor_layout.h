@@ -1,9 +1,16 @@
-// Packing rules of an SFB message. A message is a dense row-major matrix with one row per sample
+// Packing rules of an SFB or row-sparse message. An SFB message is a dense row-major matrix with one row per sample
 //
 //     [ x (N elements) | d (M elements) | flag (1 element) ]
 //
 // in the factors' wire dtype, so the allgather of all ranks' messages holds x_all and d_all as strided blocks in rank order
 // and needs no unpacking.
+//
+// In a row-sparse message (an embedding is a layer whose x is one-hot) the id of the table's row stands in x's place, as
+// raw bits in as many elements as 4 bytes need (IdElements), and d has the D elements of that row:
+//
+//     [ id (4 bytes, padded to elements) | d (D elements) | flag (1 element) ]
+//
+// Ids differ within a rank's block: a rank adds up what belongs to one row before it sends.
 //
 // The flag element is an unsigned integer of the element's width, NOT a number of that dtype: as a float it would be a
 // denormal, which conversion or arithmetic may flush. Write it after any dtype conversion. Flags sit in the first row of each
@@ -29,7 +36,7 @@ constexpr uint32_t kFlagExtraBias = 1u << 1;
 // Horovod's collectives count elements in an int.
 constexpr int64_t kMaxCollectiveElements = (int64_t{1} << 31) - 2;
 
-// Offsets and widths in elements.
+// Offsets and widths in elements. Row-sparse: in_features is IdElements(dtype), out_features is D.
 struct FactorLayout {
   int64_t in_features = 0;   // N
   int64_t out_features = 0;  // M
@@ -49,6 +56,12 @@ void WriteFlag(void* message, int64_t rows, uint32_t flags, const FactorLayout& 
 
 // OR of the flag column. Reads all rows: where a rank's block starts is not needed.
 uint32_t ReadFlags(const void* gathered, int64_t total_rows, const FactorLayout& layout, DType dtype);
+
+// Elements that an id takes in a message of this dtype: 2 of a 16-bit type, else 1. Such a type has at least 2 bytes.
+int64_t IdElements(DType dtype);
+// At the beginning of a row. Never through a number of that dtype: conversion or arithmetic could change its bits.
+void WriteId(void* row, uint32_t id, DType dtype);
+uint32_t ReadId(const void* row, DType dtype);
 
 // kInvalidArgument if the gathered message of `total_rows` (all ranks) is too large for one collective. Every rank must
 // see the same total_rows, or only some would fail.

@@ -9,7 +9,7 @@ namespace poseidon {
 namespace {
 
 constexpr uint32_t kMagic = 0x324e4c50;     // "PLN2"; the digit changes with the format
-constexpr size_t kMinDecisionBytes = 50;  // name and reason empty
+constexpr size_t kMinDecisionBytes = 58;  // name and reason empty
 
 int ReadInt(ByteReader* reader) {
   const int64_t value = reader->ReadI64();
@@ -57,10 +57,11 @@ std::vector<uint8_t> EncodePlan(const Plan& plan) {
     writer.WriteDouble(decision.allreduce_bytes);
     writer.WriteDouble(decision.sfb_bytes);
     writer.WriteDouble(decision.allreduce_seconds);
-    writer.WriteDouble(decision.sfb_seconds);
+    writer.WriteDouble(decision.gather_seconds);
     writer.WriteI64(decision.global_rows);
     writer.WriteString(decision.reason);
     writer.WriteBool(decision.request_refused);
+    writer.WriteDouble(decision.row_sparse_bytes);
   }
   return writer.Take();
 }
@@ -83,15 +84,16 @@ Status DecodePlan(const void* data, size_t size, Plan* out) {
   for (uint32_t i = 0; i < count && reader.ok(); ++i) {
     TensorDecision decision;
     decision.name = reader.ReadString();
-    decision.scheme = reader.ReadEnum(Scheme::kSparseAllgather);
+    decision.scheme = reader.ReadEnum(Scheme::kRowSparse);
     decision.allreduce_bytes = reader.ReadDouble();
     decision.sfb_bytes = reader.ReadDouble();
     decision.allreduce_seconds = reader.ReadDouble();
-    decision.sfb_seconds = reader.ReadDouble();
+    decision.gather_seconds = reader.ReadDouble();
     decision.global_rows = reader.ReadI64();
     if (decision.global_rows < 0) reader.Fail();
     decision.reason = reader.ReadString();
     decision.request_refused = reader.ReadBool();
+    decision.row_sparse_bytes = reader.ReadDouble();
     out->decisions.push_back(std::move(decision));
   }
   if (reader.Finished()) return Status::OK();

@@ -13,7 +13,7 @@ namespace {
 constexpr uint32_t kMagic = 0x32465250;  // "PRF2"; the digit changes with the format
 // Larger counts can only be corruption; the bound keeps sums over ranks from overflowing.
 constexpr int64_t kMaxCount = int64_t{1} << 48;
-constexpr size_t kMinTensorBytes = 43;  // name, shape and reason empty
+constexpr size_t kMinTensorBytes = 52;  // name, shape and reason empty
 
 int64_t ReadCounted(ByteReader* reader) {
   const int64_t value = reader->ReadI64();
@@ -72,7 +72,12 @@ std::string BiasText(const std::string& bias) { return bias.empty() ? "no bias" 
 // Why a rank that used the tensor keeps it from SFB; empty if it does not. `base` is the first such rank's.
 std::string Objection(const TensorProfile& tensor, const TensorProfile& base) {
   if (!tensor.sfb_allowed) return tensor.reason.empty() ? "SFB not allowed" : tensor.reason;
-  if (!tensor.is_linear_weight) return "not used as the weight of a linear call";
+  if (base.is_embedding && !base.is_linear_weight) {
+    if (!tensor.is_embedding || tensor.is_linear_weight) return "not used as an embedding table alone";
+    if (tensor.sparse != base.sparse) return "its gradient is sparse on some ranks only";
+  } else if (!tensor.is_linear_weight) {
+    return "not used as the weight of a linear call";
+  }
   if (tensor.factor_dtype != base.factor_dtype) {
     return std::string("factors are ") + Name(tensor.factor_dtype) + " here and " + Name(base.factor_dtype) +
            " on a lower rank";
@@ -87,6 +92,7 @@ MergedTensor MergeTensor(const std::vector<RankProfile>& by_rank, size_t index) 
   MergedTensor merged;
   const TensorProfile* base = nullptr;
   bool linear = false;
+  bool embedding = false;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     const TensorProfile& tensor = by_rank[rank].tensors[index];
     merged.rows_by_rank.push_back(tensor.rows);
@@ -94,9 +100,11 @@ MergedTensor MergeTensor(const std::vector<RankProfile>& by_rank, size_t index) 
     merged.max_rank_rows = std::max(merged.max_rank_rows, tensor.rows);
     merged.sparse = merged.sparse || tensor.sparse;
     merged.ready_seconds = std::max(merged.ready_seconds, tensor.ready_seconds);
+    merged.global_unique_rows += tensor.unique_rows;
     if (!tensor.used) continue;
     if (base == nullptr) base = &tensor;
     linear = linear || tensor.is_linear_weight;
+    embedding = embedding || tensor.is_embedding;
     const std::string objection = Objection(tensor, *base);
     if (merged.reason.empty() && !objection.empty()) {
       merged.reason = "rank " + std::to_string(rank) + ": " + objection;
@@ -107,6 +115,7 @@ MergedTensor MergeTensor(const std::vector<RankProfile>& by_rank, size_t index) 
     merged.reason = "not used in the profiling step";
   } else {
     merged.base.is_linear_weight = linear;
+    merged.base.is_embedding = embedding;
   }
   merged.sfb_allowed = merged.reason.empty();
   return merged;
@@ -151,6 +160,8 @@ std::vector<uint8_t> EncodeProfile(const RankProfile& profile) {
     writer.WriteBool(tensor.sfb_allowed);
     writer.WriteString(tensor.reason);
     writer.WriteDouble(tensor.ready_seconds);
+    writer.WriteBool(tensor.is_embedding);
+    writer.WriteI64(tensor.unique_rows);
   }
   return writer.Take();
 }
@@ -181,6 +192,8 @@ Status DecodeProfile(const void* data, size_t size, RankProfile* out) {
     tensor.sfb_allowed = reader.ReadBool();
     tensor.reason = reader.ReadString();
     tensor.ready_seconds = reader.ReadDouble();
+    tensor.is_embedding = reader.ReadBool();
+    tensor.unique_rows = ReadCounted(&reader);
     out->tensors.push_back(std::move(tensor));
   }
   if (reader.Finished()) return Status::OK();

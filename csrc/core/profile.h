@@ -24,9 +24,11 @@ struct TensorProfile {
   int64_t calls = 0;
   bool used = false;         // got a gradient in this step
   bool sparse = false;       // that gradient was sparse
-  bool sfb_allowed = false;  // the guard's verdict on this rank
+  bool sfb_allowed = false;  // the guard's verdict on this rank, for SFB or row-sparse
   std::string reason;        // why not; empty if allowed
   double ready_seconds = -1;  // when its gradient was complete, from the step's beginning, as if everything were dense; -1: none
+  bool is_embedding = false;  // candidate for row-sparse: used as the table of at least one embedding call; rows are its ids
+  int64_t unique_rows = 0;    // of an embedding: rows that this rank would send, equal ids merged
 };
 
 struct RankProfile {
@@ -38,7 +40,7 @@ struct RankProfile {
 
 struct MergedTensor {
   // Of the first rank that used the tensor (rank 0 if none did), with that rank's own rows, calls and verdict; but
-  // is_linear_weight is the OR over the ranks that used it.
+  // is_linear_weight and is_embedding are the OR over the ranks that used it.
   TensorProfile base;
   std::vector<int64_t> rows_by_rank;  // index: rank in the process set
   int64_t global_rows = 0;            // sum over ranks; K*P of the cost model
@@ -47,6 +49,7 @@ struct MergedTensor {
   std::string reason;        // the first objection, "rank 1: ..."; empty if allowed
   bool sparse = false;       // on any rank
   double ready_seconds = -1;  // of the slowest rank: no collective starts before it
+  int64_t global_unique_rows = 0;  // sum over ranks
 };
 
 struct MergedProfile {

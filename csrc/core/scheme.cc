@@ -26,6 +26,7 @@ const char* Name(Scheme scheme) {
     case Scheme::kAllreduce: return "allreduce";
     case Scheme::kSfb: return "sfb";
     case Scheme::kSparseAllgather: return "sparse_allgather";
+    case Scheme::kRowSparse: return "row-sparse";
   }
   return "unknown";
 }
@@ -45,12 +46,13 @@ const char* Name(SchemeOverride value) {
     case SchemeOverride::kAuto: return "auto";
     case SchemeOverride::kAllreduce: return "allreduce";
     case SchemeOverride::kSfb: return "sfb";
+    case SchemeOverride::kRowSparse: return "row-sparse";
   }
   return "unknown";
 }
 
 Status ParseScheme(const std::string& text, Scheme* out) {
-  return Parse("scheme", text, {Scheme::kAllreduce, Scheme::kSfb, Scheme::kSparseAllgather}, out);
+  return Parse("scheme", text, {Scheme::kAllreduce, Scheme::kSfb, Scheme::kSparseAllgather, Scheme::kRowSparse}, out);
 }
 
 Status ParsePolicy(const std::string& text, Policy* out) {
@@ -58,7 +60,8 @@ Status ParsePolicy(const std::string& text, Policy* out) {
 }
 
 Status ParseSchemeOverride(const std::string& text, SchemeOverride* out) {
-  return Parse("scheme override", text, {SchemeOverride::kAuto, SchemeOverride::kAllreduce, SchemeOverride::kSfb}, out);
+  return Parse("scheme override", text,
+               {SchemeOverride::kAuto, SchemeOverride::kAllreduce, SchemeOverride::kSfb, SchemeOverride::kRowSparse}, out);
 }
 
 }  // namespace poseidon

@@ -3,6 +3,7 @@
 #ifndef POSEIDON_CORE_SCHEME_H_
 #define POSEIDON_CORE_SCHEME_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -14,17 +15,21 @@ enum class Scheme : uint8_t {
   kAllreduce,        // the gradient itself, summed by Horovod
   kSfb,              // its sufficient factors x and d, gathered; every rank rebuilds d^T x (Poseidon, section 3.2)
   kSparseAllgather,  // values and indices of a sparse gradient, as Horovod does it
+  kRowSparse,        // the touched rows of an embedding table, merged by id and gathered; every rank scatters them
 };
+
+// For arrays indexed by Scheme.
+constexpr size_t kSchemeCount = 4;
 
 // What decides for tensors without an override.
 enum class Policy : uint8_t {
   kBytes,      // the scheme that sends fewer bytes
   kAllreduce,  // always allreduce
-  kSfb,        // SFB wherever it is possible
+  kSfb,        // SFB, or row-sparse for an embedding, wherever it is possible
   kTime,       // what makes the predicted step shortest
 };
 
-enum class SchemeOverride : uint8_t { kAuto, kAllreduce, kSfb };
+enum class SchemeOverride : uint8_t { kAuto, kAllreduce, kSfb, kRowSparse };
 
 const char* Name(Scheme scheme);
 const char* Name(Policy policy);

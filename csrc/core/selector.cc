@@ -24,6 +24,80 @@ std::string Obstacle(const MergedTensor& tensor) {
   return {};
 }
 
+// ---- Embedding tables
+
+// Why the rows of this table cannot be gathered; empty if they can.
+std::string RowSparseObstacle(const MergedTensor& tensor, const SelectorSettings& settings) {
+  const TensorProfile& base = tensor.base;
+  if (!tensor.sfb_allowed) return tensor.reason;
+  if (base.shape.size() != 2 || NumElements(base.shape) == 0) return "table of shape " + ShapeText(base.shape);
+  if (!IsFloating(base.factor_dtype)) return std::string("output gradients are ") + Name(base.factor_dtype);
+  const FactorLayout layout{IdElements(FactorWireDType(base.factor_dtype, settings.fp16_wire)), base.shape[1]};
+  if (Status status = CheckElementCount(tensor.global_unique_rows, layout, base.name); !status.ok()) return status.message();
+  return {};
+}
+
+void ChooseRowsByBytes(const MergedTensor& tensor, const SelectorSettings& settings, TensorDecision* decision) {
+  if (tensor.global_rows == 0) {
+    decision->reason = "no rows in the profiling step";
+    return;
+  }
+  const TensorProfile& base = tensor.base;
+  const double otherwise = tensor.sparse
+                               ? SparseAllgatherWireBytes(tensor.global_rows, base.shape[1], base.dtype, settings.size)
+                               : decision->allreduce_bytes;
+  const DType wire = FactorWireDType(base.factor_dtype, settings.fp16_wire);
+  const double row_bytes = RowSparseWireBytes(1, base.shape[1], wire, settings.size);
+  if (decision->row_sparse_bytes <= otherwise) decision->scheme = Scheme::kRowSparse;
+  decision->reason = "bytes: " + std::to_string(tensor.global_unique_rows) + " merged global rows, row-sparse sends fewer up to " +
+                     std::to_string(static_cast<int64_t>(std::floor(otherwise / row_bytes)));
+}
+
+// `decision` has name, rows and allreduce_bytes.
+void DecideEmbedding(const MergedTensor& tensor, SchemeOverride value, const SelectorSettings& settings,
+                     TensorDecision* decision) {
+  decision->scheme = tensor.sparse ? Scheme::kSparseAllgather : Scheme::kAllreduce;
+  const std::string obstacle = RowSparseObstacle(tensor, settings);
+  if (obstacle.empty()) {
+    decision->row_sparse_bytes =
+        RowSparseWireBytes(tensor.global_unique_rows, tensor.base.shape[1],
+                           FactorWireDType(tensor.base.factor_dtype, settings.fp16_wire), settings.size);
+  }
+  if (settings.size <= 1) {
+    decision->reason = "one rank";
+  } else if (value == SchemeOverride::kSfb || (value == SchemeOverride::kRowSparse && !obstacle.empty())) {
+    decision->request_refused = true;
+    decision->reason = std::string("override: ") + Name(value) + " was asked for but cannot be: " +
+                       (value == SchemeOverride::kSfb ? "it is an embedding table, for which there is row-sparse" : obstacle);
+  } else if (value == SchemeOverride::kAllreduce) {
+    decision->request_refused = tensor.sparse;
+    decision->reason = tensor.sparse ? "allreduce was asked for but the gradient is sparse" : "override: allreduce";
+  } else if (value == SchemeOverride::kRowSparse) {
+    decision->scheme = Scheme::kRowSparse;
+    decision->reason = "override: row-sparse";
+  } else if (settings.policy == Policy::kAllreduce) {
+    decision->reason = tensor.sparse ? "sparse gradient" : "policy: allreduce";
+  } else if (!obstacle.empty()) {
+    decision->reason = obstacle;  // "wherever it is possible" of policy kSfb: nothing to warn of
+  } else if (settings.policy == Policy::kSfb) {
+    decision->scheme = Scheme::kRowSparse;
+    decision->reason = "policy: sfb";
+  } else {
+    ChooseRowsByBytes(tensor, settings, decision);
+  }
+}
+
+// Row-sparse was asked for what is no embedding table. A pattern that means tables may match a bias: nothing to warn of.
+void RefuseRowSparse(const MergedTensor& tensor, TensorDecision* decision) {
+  decision->request_refused = tensor.base.shape.size() > 1;
+  const std::string why = tensor.base.is_embedding ? "the table is the weight of linear calls too"
+                          : tensor.base.used      ? "not an embedding table"
+                                                  : tensor.reason;
+  decision->reason = "override: row-sparse was asked for but cannot be: " + why;
+}
+
+// ---- Everything else
+
 // Policy and override say the same thing once it is known which of them counts.
 Policy Wanted(SchemeOverride value, Policy policy) {
   if (value == SchemeOverride::kAllreduce) return Policy::kAllreduce;
@@ -54,6 +128,10 @@ TensorDecision Decide(const MergedTensor& tensor, SchemeOverride value, const Se
   decision.allreduce_bytes =
       AllreduceWireBytes(NumElements(base.shape), AllreduceWireDType(base.dtype, settings.fp16_wire), settings.size);
 
+  if (base.is_embedding && !base.is_linear_weight) {
+    DecideEmbedding(tensor, value, settings, &decision);
+    return decision;
+  }
   if (tensor.sparse) {
     decision.scheme = Scheme::kSparseAllgather;
     decision.request_refused = value != SchemeOverride::kAuto;
@@ -69,6 +147,10 @@ TensorDecision Decide(const MergedTensor& tensor, SchemeOverride value, const Se
   }
   if (settings.size <= 1) {
     decision.reason = "one rank";
+    return decision;
+  }
+  if (value == SchemeOverride::kRowSparse) {
+    RefuseRowSparse(tensor, &decision);
     return decision;
   }
   const Policy wanted = Wanted(value, settings.policy);
@@ -105,7 +187,7 @@ StepModel MakeStepModel(const MergedProfile& profile, const std::vector<TensorDe
     StepTensor tensor;
     tensor.ready = merged.ready_seconds;
     tensor.allreduce_bytes = decisions[i].allreduce_bytes / share / 2;
-    tensor.gather_bytes = std::max(0.0, decisions[i].sfb_bytes) / share;
+    tensor.gather_bytes = std::max({0.0, decisions[i].sfb_bytes, decisions[i].row_sparse_bytes}) / share;
     tensor.allreduce_kind = static_cast<uint8_t>(AllreduceWireDType(merged.base.dtype, settings.fp16_wire));
     tensor.gather_kind = static_cast<uint8_t>(FactorWireDType(merged.base.factor_dtype, settings.fp16_wire));
     if (i < inputs.costs.size()) tensor.cost = inputs.costs[i];
@@ -135,17 +217,22 @@ void DecideByTime(const MergedProfile& profile, const std::vector<SchemeOverride
   for (size_t i = 0; i < decisions->size(); ++i) {
     TensorDecision& decision = (*decisions)[i];
     const StepTensor& tensor = model.tensors[i];
-    if (decision.scheme == Scheme::kSparseAllgather) {
+    const SchemeOverride value = i < overrides.size() ? overrides[i] : SchemeOverride::kAuto;
+    decision.allreduce_seconds = model.allreduce.Seconds(tensor.allreduce_bytes) + tensor.cost.local;
+    if (decision.sfb_bytes >= 0 || decision.row_sparse_bytes >= 0) {
+      decision.gather_seconds = model.allgather.Seconds(tensor.gather_bytes) + tensor.cost.pack + tensor.cost.rebuild;
+    }
+    if (profile.tensors[i].sparse) {  // never a dense gradient; how its rows are gathered has been decided by bytes
+      decision.allreduce_seconds = -1;
       alternative[i] = decision.scheme;
       forced[i] = true;
       continue;
     }
-    decision.allreduce_seconds = model.allreduce.Seconds(tensor.allreduce_bytes) + tensor.cost.local;
-    if (decision.sfb_bytes < 0) continue;
-    decision.sfb_seconds = model.allgather.Seconds(tensor.gather_bytes) + tensor.cost.pack + tensor.cost.rebuild;
-    const SchemeOverride value = i < overrides.size() ? overrides[i] : SchemeOverride::kAuto;
-    forced[i] = decision.scheme == Scheme::kSfb && Wanted(value, settings.policy) == Policy::kSfb;
-    if (forced[i] || (Wanted(value, settings.policy) == Policy::kTime && decision.global_rows > 0)) alternative[i] = Scheme::kSfb;
+    if (decision.gather_seconds < 0) continue;
+    const Scheme gathered = decision.row_sparse_bytes >= 0 ? Scheme::kRowSparse : Scheme::kSfb;
+    const bool by_time = settings.policy == Policy::kTime && value == SchemeOverride::kAuto;
+    forced[i] = decision.scheme == gathered && !by_time;
+    if (forced[i] || (by_time && decision.global_rows > 0)) alternative[i] = gathered;
   }
   // A bias follows its layer's weight and has no choice of its own; as a tensor of its own it is allreduced here.
   std::vector<Scheme> current = inputs.current;
@@ -158,10 +245,10 @@ void DecideByTime(const MergedProfile& profile, const std::vector<SchemeOverride
     TensorDecision& decision = (*decisions)[i];
     decision.scheme = choice.schemes[i];
     const bool factored = decision.scheme != Scheme::kAllreduce;
-    const std::string alone = MillisecondsText(decision.sfb_seconds) + " against " + MillisecondsText(decision.allreduce_seconds);
+    const std::string alone = MillisecondsText(decision.gather_seconds) + " against " + MillisecondsText(decision.allreduce_seconds);
     if (choice.over_memory[i]) {
       decision.reason = "time: its gathered rows exceed the memory limit";
-    } else if (factored == (decision.sfb_seconds < decision.allreduce_seconds)) {
+    } else if (factored == (decision.gather_seconds < decision.allreduce_seconds)) {
       decision.reason = "time: " + alone;
     } else {
       decision.reason = "time: " + alone + " alone, " + (factored ? "but it shortens the step" : "but hidden or too small a gain");

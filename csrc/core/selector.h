@@ -25,9 +25,10 @@ struct TensorDecision {
   std::string name;
   Scheme scheme = Scheme::kAllreduce;
   double allreduce_bytes = 0;  // sent by one rank in one step, mean over ranks (cost_model.h); the dense size if sparse
-  double sfb_bytes = -1;       // same unit; negative: SFB is not applicable
+  double sfb_bytes = -1;         // same unit; negative: SFB is not applicable
+  double row_sparse_bytes = -1;  // the same for an embedding table
   double allreduce_seconds = -1;  // policy kTime: transfer and this tensor's own work alone, nothing hidden; negative: not known
-  double sfb_seconds = -1;
+  double gather_seconds = -1;     // the same for SFB, or for row-sparse
   int64_t global_rows = 0;     // seen in the profiling step
   std::string reason;          // why this scheme, for the report
   bool request_refused = false;  // the user asked for another scheme, which cannot be: the caller warns with `reason`
@@ -58,6 +59,14 @@ struct StepPrediction {
 //   policy kTime                                       -> ChooseByTime over all that got so far (time_choice.h)
 // The last is BestScheme of Poseidon (section 3.2), with its `<=`, for the weight matrix alone: a bias is small and would
 // be on both sides. No rows at all in the profiling step say nothing of later steps: kAllreduce under kBytes and kTime.
+// An embedding table (used by embedding calls alone) has rules of its own, where "dense" means kSparseAllgather if its gradient is
+// sparse, else kAllreduce:
+//   one rank, or override (or, without one, policy) kAllreduce  -> dense
+//   override kSfb, or row-sparse not possible                    -> dense, the reason says why
+//   override kRowSparse, or without one policy kSfb              -> kRowSparse
+//   policy kBytes: row_sparse_bytes <= what dense would send     -> kRowSparse, else dense
+//   policy kTime                                                 -> as above; a sparse gradient as under kBytes
+// kRowSparse asked for anything else is refused.
 // overrides: one per tensor (missing ones count as kAuto). inputs: for kTime, which without them decides as kBytes.
 // prediction, if given, is set where inputs are.
 std::vector<TensorDecision> Select(const MergedProfile& profile, const std::vector<SchemeOverride>& overrides,

@@ -8,7 +8,7 @@
 namespace poseidon {
 
 SfbExchange::SfbExchange(std::string name, std::shared_ptr<FactorLayer> layer, const Options& options)
-    : Exchange(std::move(name), Scheme::kSfb), layer_(std::move(layer)), options_(options) {}
+    : Exchange(std::move(name), options.scheme), layer_(std::move(layer)), options_(options) {}
 
 void SfbExchange::SetMessage(const Buffer& message, uint32_t flags, double pack_seconds) {
   message_ = message;

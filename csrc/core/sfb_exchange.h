@@ -1,5 +1,6 @@
 // Sufficient factor broadcasting of one fully connected layer (Poseidon, arXiv 1706.03292, section 3.2): one allgather of the
-// rows [x | d | flag], then G = scale * d_all^T x_all on every rank.
+// rows [x | d | flag], then G = scale * d_all^T x_all on every rank. The same exchange carries the touched rows of an
+// embedding table, whose x is one-hot and travels as an id (factor_layout.h).
 //
 // Where some rank flagged a gradient that its factors do not cover, all ranks follow up with an allreduce of that extra part and
 // the rebuilt gradient is added to its result. Every rank reads the flags from the same gathered matrix, so all follow up or none.
@@ -40,6 +41,7 @@ class FactorLayer {
 class SfbExchange final : public Exchange {
  public:
   struct Options {
+    Scheme scheme = Scheme::kSfb;  // or kRowSparse
     FactorLayout layout;
     DType factor_dtype = DType::kFloat32;  // on the wire
     Reduction extra_reduction;             // of the extra part: the same as for a dense gradient

@@ -62,8 +62,8 @@ struct SchemeStats {
 struct SessionStats {
   int64_t steps = 0;
   double synchronize_seconds = 0;
-  int64_t early_messages = 0;  // factors sent before their layer's own input-gradient GEMM
-  std::array<SchemeStats, 3> by_scheme;  // indexed by Scheme
+  int64_t early_messages = 0;  // factors or rows sent from their layer's own backward node
+  std::array<SchemeStats, kSchemeCount> by_scheme;  // indexed by Scheme
 
   SchemeStats& of(Scheme scheme) { return by_scheme[static_cast<size_t>(scheme)]; }
 };

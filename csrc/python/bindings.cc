@@ -94,8 +94,9 @@ py::dict ToDict(const TensorDecision& decision) {
   dict["scheme"] = Name(decision.scheme);
   dict["allreduce_bytes"] = decision.allreduce_bytes;
   dict["sfb_bytes"] = Known(decision.sfb_bytes);
+  dict["row_sparse_bytes"] = Known(decision.row_sparse_bytes);
   dict["allreduce_seconds"] = Known(decision.allreduce_seconds);
-  dict["sfb_seconds"] = Known(decision.sfb_seconds);
+  dict["gather_seconds"] = Known(decision.gather_seconds);
   dict["global_rows"] = decision.global_rows;
   dict["reason"] = decision.reason;
   return dict;
@@ -142,7 +143,7 @@ py::object ToDict(const Plan& plan) {
 
 py::dict ToDict(const SessionStats& stats) {
   py::dict schemes;
-  for (Scheme scheme : {Scheme::kAllreduce, Scheme::kSfb}) {
+  for (Scheme scheme : {Scheme::kAllreduce, Scheme::kSfb, Scheme::kRowSparse}) {
     const SchemeStats& s = stats.by_scheme[static_cast<size_t>(scheme)];
     py::dict dict;
     dict["tensors"] = s.tensors;

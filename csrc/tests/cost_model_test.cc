@@ -73,6 +73,45 @@ TEST(Formulas) {
   POSEIDON_CHECK_EQ(SfbWireBytes(large, large, large, DType::kFloat64, 2), 0x1p83);
 }
 
+struct Table {
+  const char* name;
+  int64_t rows, dim;
+  int64_t ids_per_rank, unique_per_rank;
+  int size;
+  double allreduce_megabytes, rows_megabytes;  // sent by one rank per step, 1e6 bytes
+};
+
+// Bytes decide: a transformer's vocabulary on many ranks (horovod #3328: gathering ran out of memory), a large table touched by few
+// ids (horovod #2799), and ids of which 90 % repeat others.
+TEST(EmbeddingTables) {
+  const std::vector<Table> tables = {
+      {"transformer", 32000, 512, 7000, 7000, 64, 129.024, 906.696},
+      {"recommender", 30000000, 8, 4000, 4000, 8, 1680.0, 1.12},
+      {"repeated ids", 100000, 64, 50000, 5000, 8, 44.8, 9.24},
+  };
+  for (const Table& table : tables) {
+    const double dense = AllreduceWireBytes(table.rows * table.dim, DType::kFloat32, table.size);
+    const double rows = RowSparseWireBytes(table.size * table.unique_per_rank, table.dim, DType::kFloat32, table.size);
+    POSEIDON_CHECK_NEAR(dense / 1e6, table.allreduce_megabytes, 0.01);
+    POSEIDON_CHECK_NEAR(rows / 1e6, table.rows_megabytes, 0.01);
+    // The crossover: 2 V D global rows of D + 2 elements, within 1 %.
+    const double crossover = 2.0 * static_cast<double>(table.rows * table.dim) / static_cast<double>(table.dim + 2);
+    POSEIDON_CHECK(RowSparseWireBytes(static_cast<int64_t>(0.99 * crossover), table.dim, DType::kFloat32, table.size) < dense);
+    POSEIDON_CHECK(RowSparseWireBytes(static_cast<int64_t>(1.01 * crossover), table.dim, DType::kFloat32, table.size) > dense);
+  }
+  // Unmerged, the third table would send more than twice the dense gradient.
+  POSEIDON_CHECK(RowSparseWireBytes(8 * 50000, 64, DType::kFloat32, 8) > 2 * AllreduceWireBytes(6400000, DType::kFloat32, 8));
+}
+
+TEST(RowSparseRowsAsTheyAreSent) {
+  POSEIDON_CHECK_EQ(RowSparseWireBytes(8, 6, DType::kFloat32, 2), 8 * (1 + 6 + 1) * 4 / 2.0);
+  POSEIDON_CHECK_EQ(RowSparseWireBytes(8, 6, DType::kFloat64, 2), 8 * (1 + 6 + 1) * 8 / 2.0);
+  POSEIDON_CHECK_EQ(RowSparseWireBytes(8, 6, DType::kFloat16, 2), 8 * (2 + 6 + 1) * 2 / 2.0);
+  POSEIDON_CHECK_EQ(RowSparseWireBytes(8, 6, DType::kBFloat16, 2), 8 * (2 + 6 + 1) * 2 / 2.0);
+  POSEIDON_CHECK_EQ(RowSparseWireBytes(8, 6, DType::kFloat32, 1), 0.0);
+  POSEIDON_CHECK_EQ(SparseAllgatherWireBytes(8, 6, DType::kFloat32, 2), 8 * (8 + 6 * 4) / 2.0);
+}
+
 // In P-1 steps a rank passes on every block but its right neighbour's own; the formula is the mean over ranks.
 TEST(RingBytesOfUnequalBlocksAverageToTheFormula) {
   const std::vector<int64_t> blocks = {100, 0, 37, 1000, 5};

@@ -87,6 +87,30 @@ TEST(FlagColumnAlone) {
   POSEIDON_CHECK_EQ(ReadFlags(column.data(), 5, FactorLayout{0, 0}, DType::kBFloat16), kBoth);
 }
 
+TEST(IdsKeepTheirBits) {
+  POSEIDON_CHECK_EQ(IdElements(DType::kFloat16), 2);
+  POSEIDON_CHECK_EQ(IdElements(DType::kBFloat16), 2);
+  POSEIDON_CHECK_EQ(IdElements(DType::kFloat32), 1);
+  POSEIDON_CHECK_EQ(IdElements(DType::kFloat64), 1);
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    const FactorLayout layout{IdElements(dtype), 3};
+    const int64_t width = SizeOf(dtype);
+    POSEIDON_CHECK_EQ(layout.d_offset() * width, dtype == DType::kFloat64 ? 8 : 4);
+    // As floats these are a denormal, a NaN and -0: arithmetic could change each of them.
+    for (uint32_t id : {0u, 1u, 0x7fc00001u, 0x80000000u, 0xffffffffu}) {
+      std::vector<unsigned char> message(static_cast<size_t>(2 * layout.row_elements() * width), 0xff);
+      unsigned char* second = message.data() + layout.row_elements() * width;
+      WriteId(second, id, dtype);
+      WriteFlag(message.data(), 2, kFlagExtraWeight, layout, dtype);
+      POSEIDON_CHECK_EQ(ReadId(second, dtype), id);
+      POSEIDON_CHECK_EQ(ReadFlags(message.data(), 2, layout, dtype), kFlagExtraWeight);
+      for (int64_t i = layout.d_offset() * width; i < layout.flag_offset() * width; ++i) {
+        POSEIDON_CHECK_EQ(second[i], static_cast<unsigned char>(0xff));  // d is untouched
+      }
+    }
+  }
+}
+
 TEST(ElementLimit) {
   constexpr int64_t kLimit = (int64_t{1} << 31) - 1;  // must stay under it
   const FactorLayout one{0, 0};

@@ -14,8 +14,8 @@ Plan Example() {
   plan.made_at_step = 3;
   plan.network = {{1e-3, 2e-9}, {5e-4, 1e-9}, 0.25, true};
   plan.prediction = {true, {1, 2, 3, 4}, {5, 6, 7, 8}};
-  plan.decisions.push_back({"fc.weight", Scheme::kSfb, 1.5e9, 0.1, 1.5, 0.25, 256, "bytes", false});
-  plan.decisions.push_back({"emb.weight", Scheme::kSparseAllgather, 3, -1, -1, -1, 0, "sfb was asked for", true});
+  plan.decisions.push_back({"fc.weight", Scheme::kSfb, 1.5e9, 0.1, -1, 1.5, 0.25, 256, "bytes", false});
+  plan.decisions.push_back({"emb.weight", Scheme::kRowSparse, 3, -1, 2.5, -1, -1, 0, "sfb was asked for", true});
   return plan;
 }
 
@@ -32,12 +32,13 @@ TEST(EncodingRoundTrip) {
   POSEIDON_CHECK_EQ(back.decisions[0].sfb_bytes, 0.1);
   POSEIDON_CHECK_EQ(back.decisions[0].allreduce_bytes, 1.5e9);
   POSEIDON_CHECK_EQ(back.decisions[0].global_rows, 256);
-  POSEIDON_CHECK_EQ(back.decisions[0].allreduce_seconds + back.decisions[0].sfb_seconds, 1.75);
+  POSEIDON_CHECK_EQ(back.decisions[0].allreduce_seconds + back.decisions[0].gather_seconds, 1.75);
   POSEIDON_CHECK_EQ(back.made_at_step, 3);
   POSEIDON_CHECK_EQ(back.network.allgather.beta, 1e-9);
   POSEIDON_CHECK_EQ(back.network.skew_seconds, 0.25);
   POSEIDON_CHECK_EQ(back.prediction.dense.rebuild, 8.0);
-  POSEIDON_CHECK_EQ(back.decisions[1].scheme, Scheme::kSparseAllgather);
+  POSEIDON_CHECK_EQ(back.decisions[1].scheme, Scheme::kRowSparse);
+  POSEIDON_CHECK_EQ(back.decisions[1].row_sparse_bytes, 2.5);
   POSEIDON_CHECK_EQ(back.decisions[1].reason, "sfb was asked for");
   POSEIDON_CHECK(back.decisions[1].request_refused && !back.decisions[0].request_refused);
 }

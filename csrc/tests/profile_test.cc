@@ -48,6 +48,8 @@ RankProfile Rich() {
   odd.reason = "hook on the weight";
   profile.tensors[2].sparse = true;
   profile.tensors[2].calls = 5;
+  profile.tensors[2].is_embedding = true;
+  profile.tensors[2].unique_rows = 3;
   return profile;
 }
 
@@ -71,6 +73,8 @@ TEST(EncodingRoundTrip) {
   POSEIDON_CHECK_EQ(odd.reason, "hook on the weight");
   POSEIDON_CHECK(back.tensors[2].sparse);
   POSEIDON_CHECK_EQ(back.tensors[2].calls, 5);
+  POSEIDON_CHECK(back.tensors[2].is_embedding && !fc.is_embedding);
+  POSEIDON_CHECK_EQ(back.tensors[2].unique_rows, 3);
 }
 
 TEST(DamagedEncodingFails) {
@@ -150,6 +154,31 @@ TEST(RanksThatUseItDifferently) {
   POSEIDON_CHECK_EQ(mixed.reason, "rank 0: not used as the weight of a linear call");
   POSEIDON_CHECK(mixed.base.is_linear_weight);
   POSEIDON_CHECK(MergeOne({Linear("w", 8), sparse}).sparse);
+}
+
+TEST(EmbeddingTables) {
+  TensorProfile table = Linear("w", 20);
+  table.bias.clear();
+  table.is_linear_weight = false;
+  table.is_embedding = true;
+  table.unique_rows = 5;
+  TensorProfile unused = table;
+  unused.used = unused.sfb_allowed = unused.is_embedding = false;
+  unused.rows = unused.unique_rows = 0;
+  const MergedTensor merged = MergeOne({unused, table, table});
+  POSEIDON_CHECK(merged.sfb_allowed && merged.base.is_embedding && !merged.base.is_linear_weight);
+  POSEIDON_CHECK_EQ(merged.global_rows, 40);
+  POSEIDON_CHECK_EQ(merged.global_unique_rows, 10);
+  // Tied with a linear layer, on all ranks or on some.
+  TensorProfile linear = table, both = table, sparse = table;
+  linear.is_embedding = false;
+  linear.is_linear_weight = both.is_linear_weight = true;
+  sparse.sparse = true;
+  POSEIDON_CHECK_EQ(MergeOne({table, linear}).reason, "rank 1: not used as an embedding table alone");
+  POSEIDON_CHECK_EQ(MergeOne({table, both}).reason, "rank 1: not used as an embedding table alone");
+  POSEIDON_CHECK_EQ(MergeOne({linear, table}).reason, "rank 1: not used as the weight of a linear call");
+  POSEIDON_CHECK(MergeOne({table, linear}).base.is_linear_weight);
+  POSEIDON_CHECK_EQ(MergeOne({table, sparse}).reason, "rank 1: its gradient is sparse on some ranks only");
 }
 
 TEST(DisagreementNamesBothRanksAndValues) {

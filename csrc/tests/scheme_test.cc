@@ -15,10 +15,19 @@ void CheckRoundTrip(std::vector<T> values, Status (*parse)(const std::string&, T
 }
 
 TEST(NamesParseBack) {
-  CheckRoundTrip<Scheme>({Scheme::kAllreduce, Scheme::kSfb, Scheme::kSparseAllgather}, ParseScheme);
+  CheckRoundTrip<Scheme>({Scheme::kAllreduce, Scheme::kSfb, Scheme::kSparseAllgather, Scheme::kRowSparse}, ParseScheme);
   CheckRoundTrip<Policy>({Policy::kBytes, Policy::kAllreduce, Policy::kSfb}, ParsePolicy);
-  CheckRoundTrip<SchemeOverride>({SchemeOverride::kAuto, SchemeOverride::kAllreduce, SchemeOverride::kSfb},
-                                 ParseSchemeOverride);
+  CheckRoundTrip<SchemeOverride>(
+      {SchemeOverride::kAuto, SchemeOverride::kAllreduce, SchemeOverride::kSfb, SchemeOverride::kRowSparse}, ParseSchemeOverride);
+}
+
+TEST(ValuesTravelBetweenRanks) {
+  POSEIDON_CHECK_EQ(static_cast<int>(Scheme::kAllreduce), 0);
+  POSEIDON_CHECK_EQ(static_cast<int>(Scheme::kSfb), 1);
+  POSEIDON_CHECK_EQ(static_cast<int>(Scheme::kSparseAllgather), 2);
+  POSEIDON_CHECK_EQ(static_cast<int>(Scheme::kRowSparse), 3);
+  POSEIDON_CHECK_EQ(kSchemeCount, size_t{4});
+  POSEIDON_CHECK_EQ(std::string(Name(Scheme::kRowSparse)), "row-sparse");
 }
 
 TEST(BadValueListsTheGoodOnes) {
@@ -30,9 +39,9 @@ TEST(BadValueListsTheGoodOnes) {
     POSEIDON_CHECK_EQ(policy, Policy::kSfb);
   }
   Scheme scheme = Scheme::kSfb;
-  POSEIDON_CHECK_CONTAINS(ParseScheme("x", &scheme).message(), "allreduce, sfb, sparse_allgather");
+  POSEIDON_CHECK_CONTAINS(ParseScheme("x", &scheme).message(), "allreduce, sfb, sparse_allgather, row-sparse");
   SchemeOverride value = SchemeOverride::kSfb;
-  POSEIDON_CHECK_CONTAINS(ParseSchemeOverride("x", &value).message(), "auto, allreduce, sfb");
+  POSEIDON_CHECK_CONTAINS(ParseSchemeOverride("x", &value).message(), "auto, allreduce, sfb, row-sparse");
 }
 
 }  // namespace

@@ -132,6 +132,98 @@ TEST(SparseAlwaysGathers) {
   POSEIDON_CHECK(forced.request_refused);
 }
 
+MergedTensor Embedding(int64_t rows, int64_t dim, int64_t global_rows, int64_t global_unique_rows) {
+  MergedTensor tensor = Linear(rows, dim, global_rows);
+  tensor.base.name = "embed.weight";
+  tensor.base.is_linear_weight = false;
+  tensor.base.is_embedding = true;
+  tensor.global_unique_rows = global_unique_rows;
+  return tensor;
+}
+
+TEST(EmbeddingByBytes) {
+  // 2 V D / (D + 2) rows break even: 4096 of the unique ones, whatever repeats them.
+  const TensorDecision at = Decide(Embedding(2050, 2048, 100000, 4096), kEightRanks);
+  POSEIDON_CHECK_EQ(at.scheme, Scheme::kRowSparse);
+  POSEIDON_CHECK_EQ(at.row_sparse_bytes, at.allreduce_bytes);
+  POSEIDON_CHECK(at.sfb_bytes < 0);
+  POSEIDON_CHECK_EQ(at.global_rows, 100000);
+  const TensorDecision above = Decide(Embedding(2050, 2048, 100000, 4097), kEightRanks);
+  POSEIDON_CHECK_EQ(above.scheme, Scheme::kAllreduce);
+  POSEIDON_CHECK_EQ(above.reason, "bytes: 4097 merged global rows, row-sparse sends fewer up to 4096");
+  // The examples of case 21.
+  POSEIDON_CHECK_EQ(Decide(Embedding(32000, 512, 64 * 7000, 64 * 7000), {Policy::kBytes, 64, false}).scheme, Scheme::kAllreduce);
+  POSEIDON_CHECK_EQ(Decide(Embedding(30000000, 8, 8 * 4000, 8 * 4000), kEightRanks).scheme, Scheme::kRowSparse);
+  POSEIDON_CHECK_EQ(Decide(Embedding(100000, 64, 8 * 50000, 8 * 50000), kEightRanks).scheme, Scheme::kAllreduce);
+  POSEIDON_CHECK_EQ(Decide(Embedding(100000, 64, 8 * 50000, 8 * 5000), kEightRanks).scheme, Scheme::kRowSparse);
+  POSEIDON_CHECK_EQ(Decide(Embedding(100, 8, 0, 0), kEightRanks).scheme, Scheme::kAllreduce);
+  POSEIDON_CHECK_EQ(Decide(Embedding(100, 8, 9, 9), {Policy::kSfb, 1, false}).scheme, Scheme::kAllreduce);
+}
+
+TEST(EmbeddingPoliciesAndOverrides) {
+  const MergedTensor few = Embedding(4096, 64, 8, 8), many = Embedding(16, 64, 1000, 1000);
+  POSEIDON_CHECK_EQ(Decide(few, {Policy::kAllreduce, 8, false}).scheme, Scheme::kAllreduce);
+  POSEIDON_CHECK_EQ(Decide(many, {Policy::kSfb, 8, false}).scheme, Scheme::kRowSparse);
+  POSEIDON_CHECK_EQ(Decide(few, kEightRanks, SchemeOverride::kAllreduce).scheme, Scheme::kAllreduce);
+  const TensorDecision forced = Decide(many, {Policy::kAllreduce, 8, false}, SchemeOverride::kRowSparse);
+  POSEIDON_CHECK_EQ(forced.scheme, Scheme::kRowSparse);
+  POSEIDON_CHECK_EQ(forced.reason, "override: row-sparse");
+  POSEIDON_CHECK(!forced.request_refused);
+}
+
+TEST(EmbeddingRefusals) {
+  TensorDecision decision = Decide(Embedding(4096, 64, 8, 8), kEightRanks, SchemeOverride::kSfb);
+  POSEIDON_CHECK_EQ(decision.scheme, Scheme::kAllreduce);
+  POSEIDON_CHECK_EQ(decision.reason,
+                    "override: sfb was asked for but cannot be: it is an embedding table, for which there is row-sparse");
+  POSEIDON_CHECK(decision.request_refused);
+  decision = Decide(Linear(4096, 64, 8), {Policy::kSfb, 8, false}, SchemeOverride::kRowSparse);
+  POSEIDON_CHECK_EQ(decision.scheme, Scheme::kAllreduce);
+  POSEIDON_CHECK_EQ(decision.reason, "override: row-sparse was asked for but cannot be: not an embedding table");
+  POSEIDON_CHECK(decision.request_refused);
+  MergedTensor bias = Linear(4096, 64, 8);
+  bias.base.shape = {4096};
+  bias.base.is_linear_weight = false;
+  POSEIDON_CHECK(!Decide(bias, kEightRanks, SchemeOverride::kRowSparse).request_refused);
+  MergedTensor unused = Linear(4096, 64, 0);
+  unused.base.used = unused.base.is_linear_weight = unused.sfb_allowed = false;
+  unused.reason = "not used in the profiling step";
+  POSEIDON_CHECK_CONTAINS(Decide(unused, kEightRanks, SchemeOverride::kRowSparse).reason, "cannot be: not used in the profiling");
+
+  MergedTensor tied = Embedding(4096, 64, 8, 8);
+  tied.base.is_linear_weight = true;
+  tied.sfb_allowed = false;
+  tied.reason = "rank 0: part of its gradient comes from elsewhere than linear calls";
+  POSEIDON_CHECK_EQ(Decide(tied, kEightRanks).scheme, Scheme::kAllreduce);
+  decision = Decide(tied, kEightRanks, SchemeOverride::kRowSparse);
+  POSEIDON_CHECK_CONTAINS(decision.reason, "cannot be: the table is the weight of linear calls too");
+
+  MergedTensor hooked = Embedding(4096, 64, 8, 8);
+  hooked.sfb_allowed = false;
+  hooked.reason = "rank 1: part of its gradient comes from elsewhere than embedding calls";
+  decision = Decide(hooked, {Policy::kSfb, 8, false});
+  POSEIDON_CHECK_EQ(decision.scheme, Scheme::kAllreduce);
+  POSEIDON_CHECK_EQ(decision.reason, hooked.reason);
+  POSEIDON_CHECK(!decision.request_refused && decision.row_sparse_bytes < 0);
+  POSEIDON_CHECK(Decide(hooked, kEightRanks, SchemeOverride::kRowSparse).request_refused);
+}
+
+TEST(EmbeddingWithSparseGradient) {
+  MergedTensor tensor = Embedding(4096, 64, 100, 80);
+  tensor.sparse = true;
+  TensorDecision decision = Decide(tensor, kEightRanks);
+  POSEIDON_CHECK_EQ(decision.scheme, Scheme::kRowSparse);  // what Horovod gathers is no less, even unmerged
+  tensor.global_unique_rows = 100;
+  POSEIDON_CHECK_EQ(Decide(tensor, kEightRanks).scheme, Scheme::kRowSparse);
+  POSEIDON_CHECK_EQ(Decide(tensor, {Policy::kSfb, 8, false}).scheme, Scheme::kRowSparse);
+  decision = Decide(tensor, {Policy::kAllreduce, 8, false});
+  POSEIDON_CHECK_EQ(decision.scheme, Scheme::kSparseAllgather);
+  POSEIDON_CHECK_EQ(decision.reason, "sparse gradient");
+  POSEIDON_CHECK(!decision.request_refused);
+  POSEIDON_CHECK(Decide(tensor, kEightRanks, SchemeOverride::kAllreduce).request_refused);
+  POSEIDON_CHECK_EQ(Decide(tensor, {Policy::kSfb, 1, false}).scheme, Scheme::kSparseAllgather);
+}
+
 TEST(OneRank) {
   const TensorDecision decision = Decide(Linear(4096, 4096, 1), {Policy::kSfb, 1, false}, SchemeOverride::kSfb);
   POSEIDON_CHECK_EQ(decision.scheme, Scheme::kAllreduce);
@@ -212,13 +304,13 @@ TEST(PolicyTime) {
   POSEIDON_REQUIRE(decisions.size() == 4);
   POSEIDON_CHECK_EQ(decisions[0].scheme, Scheme::kSfb);
   POSEIDON_CHECK_NEAR(decisions[0].allreduce_seconds, 1e-3 + 1e-7 * 4 * 4096 * 4096, 1e-9);
-  POSEIDON_CHECK_NEAR(decisions[0].sfb_seconds, 1e-3 + 1e-7 * 4 * 8192 * 256, 1e-9);
+  POSEIDON_CHECK_NEAR(decisions[0].gather_seconds, 1e-3 + 1e-7 * 4 * 8192 * 256, 1e-9);
   POSEIDON_CHECK_EQ(decisions[0].reason, "time: 840 ms against 6.71e+03 ms");
   POSEIDON_CHECK_EQ(decisions[1].scheme, Scheme::kAllreduce);
   POSEIDON_CHECK_EQ(decisions[2].scheme, Scheme::kAllreduce);
   POSEIDON_CHECK_EQ(decisions[2].reason, "override: allreduce");
   POSEIDON_CHECK_EQ(decisions[3].reason, "rank 1: hook on the weight");
-  POSEIDON_CHECK(decisions[3].sfb_seconds < 0);
+  POSEIDON_CHECK(decisions[3].gather_seconds < 0);
   POSEIDON_CHECK(prediction.known && prediction.chosen.step < prediction.dense.step);
 }
 

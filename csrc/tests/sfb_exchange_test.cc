@@ -264,6 +264,13 @@ TEST(Float64AndLayersOfOneFeature) {
 
 TEST(OneRank) { RunSteps<float>(kLayout, true, {{{4}, {0}}, {{0}, {0}}, {{2}, {kBoth}}, {{0}, {kFlagExtraBias}}}); }
 
+TEST(SchemeOfAnEmbedding) {
+  SfbExchange::Options options;
+  POSEIDON_CHECK_EQ(SfbExchange("w", nullptr, options).scheme(), Scheme::kSfb);
+  options.scheme = Scheme::kRowSparse;
+  POSEIDON_CHECK_EQ(SfbExchange("w", nullptr, options).scheme(), Scheme::kRowSparse);
+}
+
 TEST(ExtraOnOneRankThenNoneInTheNextStep) {
   for (uint32_t flags : {kFlagExtraWeight, kFlagExtraBias, kBoth}) {
     for (size_t flagged = 0; flagged < 3; ++flagged) {

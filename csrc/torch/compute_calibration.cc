@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <thread>
+#include <vector>
 
 #include <ATen/core/grad_mode.h>
 
 #include "core/stats.h"
+#include "torch/dtypes.h"
 #include "torch/factor_kernels.h"
+#include "torch/table_rows.h"
 
 namespace poseidon {
 
@@ -72,13 +75,48 @@ LayerCost Measure(const LayerShape& shape) {
   return cost;
 }
 
+// Ids as calls have them: each of `unique` rows, spread over the table, again and again.
+int64_t SpreadId(int64_t i, int64_t unique, int64_t table_rows) { return i % unique * (table_rows / unique); }
+
+LayerCost MeasureTable(const LayerShape& shape) {
+  LayerCost cost;
+  const int64_t table_rows = shape.out_features, features = shape.in_features;
+  const int64_t unique = std::clamp<int64_t>((shape.global_rows + shape.ranks - 1) / shape.ranks, 1, std::min(table_rows, shape.rows));
+  TableRows rows;
+  rows.ids = at::empty({shape.rows}, at::kLong);
+  for (int64_t i = 0; i < shape.rows; ++i) rows.ids.data_ptr<int64_t>()[i] = SpreadId(i, unique, table_rows);
+  rows.d = Ones(shape.rows, features, shape.gradient);
+  cost.local = BestOfTwo([&] { at::embedding_dense_backward(rows.d, rows.ids, table_rows, -1, false); });
+
+  const at::Tensor sums = Ones(unique, features, shape.gradient == at::kDouble ? at::kDouble : at::kFloat);
+  cost.pack = BestOfTwo([&] {
+    IdSlots slots;
+    std::vector<int64_t> slot_of;
+    if (AssignSlots(rows, table_rows, &slots, &slot_of).ok()) AddToSlots(rows, slot_of, sums);
+  });
+
+  const FactorLayout layout{IdElements(ToDType(shape.wire)), features};
+  const at::Tensor gathered = Ones(shape.global_rows, layout.row_elements(), shape.wire);
+  std::vector<uint32_t> ids;
+  for (int64_t i = 0; i < shape.global_rows; ++i) ids.push_back(static_cast<uint32_t>(SpreadId(i, unique, table_rows)));
+  WriteIds(ids, gathered);
+  const at::Tensor gradient = at::zeros({table_rows, features}, at::dtype(shape.gradient));
+  cost.rebuild = BestOfTwo([&] {
+    RowGroups groups;
+    if (!GroupRows(gathered, table_rows, &groups).ok()) return;
+    ZeroRows(groups.ids, gradient);
+    SumGroups(gathered, layout, groups, 1.0, /*add=*/false, /*by_id=*/true, gradient);
+  });
+  return cost;
+}
+
 }  // namespace
 
 const LayerCost& ComputeCalibration::CostOf(const LayerShape& shape) {
   auto it = costs_.find(shape);
   if (it == costs_.end()) {
     at::NoGradGuard no_grad;
-    it = costs_.emplace(shape, Measure(shape)).first;
+    it = costs_.emplace(shape, shape.table ? MeasureTable(shape) : Measure(shape)).first;
   }
   return it->second;
 }

@@ -13,18 +13,20 @@
 namespace poseidon {
 
 struct LayerShape {
+  bool table = false;        // an embedding of out_features rows of in_features elements
   int64_t out_features = 0;
   int64_t in_features = 0;
-  int64_t rows = 0;         // of this rank
-  int64_t global_rows = 0;  // of all ranks
+  int64_t rows = 0;         // of this rank; of a table: ids
+  int64_t global_rows = 0;  // of all ranks; of a table: after merging on each
+  int64_t ranks = 1;
   at::ScalarType gradient = at::kFloat;
   at::ScalarType wire = at::kFloat;  // of the factors
 
   bool operator<(const LayerShape& other) const { return Key() < other.Key(); }
 
  private:
-  std::tuple<int64_t, int64_t, int64_t, int64_t, at::ScalarType, at::ScalarType> Key() const {
-    return {out_features, in_features, rows, global_rows, gradient, wire};
+  std::tuple<bool, int64_t, int64_t, int64_t, int64_t, int64_t, at::ScalarType, at::ScalarType> Key() const {
+    return {table, out_features, in_features, rows, global_rows, ranks, gradient, wire};
   }
 };
 

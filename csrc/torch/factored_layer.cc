@@ -11,49 +11,85 @@
 
 namespace poseidon {
 
-FactoredLayer::FactoredLayer(std::string name, at::Tensor weight, bool fp16_wire, double scale, Reduction extra_reduction)
-    : name_(std::move(name)),
-      weight_(std::move(weight)),
-      fp16_wire_(fp16_wire),
-      scale_(scale),
-      extra_reduction_(extra_reduction) {
-  layout_.out_features = weight_.size(0);
-  layout_.in_features = weight_.size(1);
+FactoredLayer::FactoredLayer(Kind kind, std::string name, at::Tensor weight, bool fp16_wire, double scale)
+    : scale_(scale), kind_(kind), name_(std::move(name)), weight_(std::move(weight)), fp16_wire_(fp16_wire) {
   targets_[kWeight].param = weight_;
 }
 
-void FactoredLayer::StartCapture(at::Tensor bias, at::ScalarType wire_type, int64_t max_rows) {
-  bias_ = std::move(bias);
-  targets_[kBias].param = bias_;
-  wire_type_ = wire_type;
-  max_rows_ = max_rows;
-  probe_ = probe_sum_ = probe_scale_ = bias_sum_ = at::Tensor();
+void FactoredLayer::StartCapture(const Settings& settings) {
+  settings_ = settings;
+  targets_[kBias].param = settings_.bias;
+  layout_ = LayoutFor(settings_.wire_type);
+  DropProfile();
   set_mode(Mode::kCapture);
+}
+
+// ---- Profile ---------------------------------------------------------------------------------------------------------------
+
+void FactoredLayer::RestartProfile() {
+  profiled_rows_ = profiled_calls_ = 0;
+  checked_ = false;
+  objection_.clear();
+  profiled_bias_ = at::Tensor();
+}
+
+void FactoredLayer::InheritProfile(const FactoredLayer& other) {
+  profiled_rows_ = other.profiled_rows_;
+  profiled_forward_rows_ = other.profiled_forward_rows_;
+  profiled_calls_ = other.profiled_calls_;
+  profiled_type_ = other.profiled_type_;
+  profiled_bias_ = other.profiled_bias_;
+  objection_ = other.objection_;
+  checked_ = other.checked_;
+}
+
+void FactoredLayer::EndStepOfProfile() {
+  const int64_t rows = forward_rows.exchange(0);
+  if (mode() == Mode::kProfile) profiled_forward_rows_ = rows;
+}
+
+int64_t FactoredLayer::RowsOfThisStep(int64_t profiled, int64_t captured) const {
+  if (mode() == Mode::kCapture) return captured;
+  // Forward sees calls that backward may not reach; in the profiling step both were counted.
+  if (mode() == Mode::kProfile || profiled_forward_rows_ == 0) return profiled;
+  return static_cast<int64_t>(static_cast<double>(profiled) * static_cast<double>(forward_rows) /
+                              static_cast<double>(profiled_forward_rows_));
+}
+
+void FactoredLayer::FillVerdict(const char* calls, TensorProfile* profile) const {
+  profile->factor_dtype = ToDType(profiled_type_);
+  profile->calls = profiled_calls_;
+  profile->reason = objection_;
+  if (profiled_calls_ == 0) {
+    profile->reason = std::string("not used by ") + calls + " that we can see";
+  } else if (objection_.empty() && !checked_) {
+    profile->reason = "its gradient did not arrive in the profiling step";
+  }
+  profile->sfb_allowed = profile->reason.empty();
 }
 
 // ---- The step's message ----------------------------------------------------------------------------------------------------
 
-void FactoredLayer::Append(const at::Tensor& x, const at::Tensor& d, bool last_pass) {
-  at::NoGradGuard no_grad;
-  if (!pass_open_) {
-    DropRowsTheUserDiscarded();
-    pass_open_ = true;
-    several_passes_ = several_passes_ || !last_pass;
+void FactoredLayer::BeginAppend(bool last_pass) {
+  if (pass_open_) return;
+  DropRowsTheUserDiscarded();
+  pass_open_ = true;
+  several_passes_ = several_passes_ || !last_pass;
+}
+
+void FactoredLayer::Reserve(int64_t rows) {
+  const int64_t needed = std::max<int64_t>(1, rows);
+  if (message_.defined() && message_.size(0) >= needed) return;
+  at::Tensor larger = at::empty({std::max(needed, rows_ * 2), layout_.row_elements()}, weight_.options().dtype(wire_type()));
+  if (rows_ > 0 && message_.defined()) {
+    const int64_t kept = std::min(rows_, message_.size(0));
+    larger.narrow(0, 0, kept).copy_(message_.narrow(0, 0, kept));
   }
-  const Clock::time_point begin = Clock::now();
-  const int64_t needed = std::max<int64_t>(1, rows_ + x.size(0));
-  if (!message_.defined() || message_.size(0) < needed) {
-    at::Tensor larger = at::empty({std::max(needed, rows_ * 2), layout_.row_elements()}, weight_.options().dtype(wire_type_));
-    if (rows_ > 0) larger.narrow(0, 0, rows_).copy_(message_.narrow(0, 0, rows_));
-    message_ = std::move(larger);
-  }
-  PackRows(x, d, layout_, rows_, message_);
-  rows_ += x.size(0);
-  pack_seconds_ += SecondsBetween(begin, Clock::now());
+  message_ = std::move(larger);
 }
 
 bool FactoredLayer::Accepts(at::ScalarType type) const {
-  return fp16_wire_ || at::promote_types(type, wire_type_) == wire_type_;
+  return fp16_wire_ || at::promote_types(type, wire_type()) == wire_type();
 }
 
 void FactoredLayer::EndPass() {
@@ -66,7 +102,7 @@ void FactoredLayer::EndPass() {
     if (!t.param.defined()) continue;
     at::Tensor& grad = t.param.mutable_grad();
     const bool zero = !grad.defined();
-    if (zero) grad = at::zeros_like(t.param, t.param.options(), at::MemoryFormat::Contiguous);
+    if (zero) grad = ZeroGradient(t);
     Know(t, zero);
   }
 }
@@ -77,34 +113,18 @@ void FactoredLayer::DropRowsTheUserDiscarded() {
   if (t.known == nullptr || IsKnown(t)) return;
   const at::Tensor& grad = t.param.grad();
   if (!grad.defined() || grad.unsafeGetTensorImpl() != t.known || HoldsNothing(t)) {
-    rows_ = 0;
+    ForgetRows();
     for (Target& each : targets_) each.known = nullptr;
     return;
   }
   throw StatusError(Status::FailedPrecondition(
-      "The gradient of " + name_ + " was modified between two backward passes of one step. Its part that travels as sufficient "
-      "factors is not in .grad yet and cannot be modified there. Modify gradients after synchronize(), or set "
-      "schemes={'" + name_ + "': 'allreduce'}."));
+      "The gradient of " + name_ + " was modified between two backward passes of one step. Its part that travels as " +
+      (kind_ == Kind::kLinear ? "sufficient factors" : "rows") + " is not in .grad yet and cannot be modified there. Modify gradients "
+      "after synchronize(), or set schemes={'" + name_ + "': 'allreduce'}."));
 }
 
-// More rows than one collective can take. How many rows the other ranks have is unknown, so this rank alone must get by: it
-// multiplies its own factors and sends the result the way any gradient goes that factors do not cover.
-void FactoredLayer::SpillRows() {
-  const at::Tensor rows = message_.narrow(0, 0, std::exchange(rows_, 0));
-  for (Part part : {kWeight, kBias}) {
-    Target& t = targets_[part];
-    if (!t.param.defined()) continue;
-    at::Tensor& grad = t.param.mutable_grad();
-    const bool add = grad.defined();
-    at::Tensor local = at::empty(t.param.sizes(), t.param.options().requires_grad(false));
-    part == kWeight ? RebuildWeight(rows, layout_, /*scale=*/1.0, /*add=*/false, local)
-                    : RebuildBias(rows, layout_, /*scale=*/1.0, /*add=*/false, local);
-    if (add) {
-      grad.add_(local);
-    } else {
-      grad = local;
-    }
-  }
+at::Tensor FactoredLayer::ZeroGradient(const Target& t) const {
+  return at::zeros_like(t.param, t.param.options(), at::MemoryFormat::Contiguous);
 }
 
 void FactoredLayer::Know(Target& t, bool zero) {
@@ -128,6 +148,7 @@ void FactoredLayer::NoteZeroed() {
 bool FactoredLayer::HoldsNothing(Target& t) {
   const at::Tensor& grad = t.param.grad();
   if (!grad.defined() || (IsKnown(t) && t.known_zero)) return true;
+  if (grad.layout() == at::kSparse) return grad._nnz() == 0 || IsAllZero(grad._values().contiguous());
   return grad.layout() == at::kStrided && grad.is_contiguous() && IsAllZero(grad);
 }
 
@@ -136,30 +157,31 @@ void FactoredLayer::ChooseResult(Target& t, bool* has_extra) {
   t.local = t.param.grad();
   const bool writable = t.local.defined() && t.local.layout() == at::kStrided && t.local.is_contiguous() &&
                         t.local.scalar_type() == t.param.scalar_type() && t.local.sizes() == t.param.sizes();
-  t.assign = !t.local.defined();
-  t.copy_back = t.local.defined() && !writable;
+  t.assign = !t.local.defined() || t.local.layout() != at::kStrided;
+  t.copy_back = !t.assign && !writable;
   if (writable) {
     t.result = t.local;
     return;
   }
   const bool reusable = t.buffer.defined() && t.buffer.use_count() == 1 && t.buffer.storage().use_count() == 1;
-  if (!reusable) t.buffer = at::empty(t.param.sizes(), t.param.options());
+  t.fresh = !reusable;
+  if (t.fresh) t.buffer = at::empty(t.param.sizes(), t.param.options());
   t.result = t.buffer;
 }
 
 Status FactoredLayer::PrepareMessage(Buffer* message, uint32_t* flags, double* pack_seconds) {
-  return Catching("Cannot send the factors of " + name_, [&] {
+  return Catching(std::string("Cannot send the ") + parts_text() + " of " + name_, [&] {
     const Clock::time_point begin = Clock::now();
     DropRowsTheUserDiscarded();
-    if (rows_ > max_rows_) SpillRows();
+    if (rows_ > settings_.max_elements / layout_.row_elements()) SpillRows();
     bool extra[2] = {false, false};
     ChooseResult(targets_[kWeight], &extra[kWeight]);
     if (has_bias()) ChooseResult(targets_[kBias], &extra[kBias]);
     *flags = (extra[kWeight] ? kFlagExtraWeight : 0) | (extra[kBias] ? kFlagExtraBias : 0);
     const int64_t message_rows = MessageRows(rows_, *flags);
-    if (!message_.defined()) message_ = at::empty({1, layout_.row_elements()}, weight_.options().dtype(wire_type_));
+    Reserve(rows_);
     at::Tensor rows = message_.narrow(0, 0, message_rows);
-    if (rows_ == 0) rows.zero_();
+    rows_ == 0 ? static_cast<void>(rows.zero_()) : CloseRows();
     *message = ToBuffer(rows);
     WriteFlag(message->data, message_rows, *flags, layout_, message->dtype);
     *pack_seconds = std::exchange(pack_seconds_, 0.0) + SecondsBetween(begin, Clock::now());
@@ -171,17 +193,21 @@ void FactoredLayer::FinishStep() {
   at::NoGradGuard no_grad;
   for (Target& t : targets_) {
     if (!t.param.defined()) continue;
-    if (t.assign) t.param.mutable_grad() = t.result;
-    if (t.copy_back) t.local.copy_(t.result);
+    TakeResult(t);
     t.result = t.local = t.wire = at::Tensor();
     t.known = nullptr;
   }
-  rows_ = 0;
+  ForgetRows();
   pass_open_ = several_passes_ = false;
 }
 
+void FactoredLayer::TakeResult(Target& t) {
+  if (t.assign) t.param.mutable_grad() = t.result;
+  if (t.copy_back) t.local.copy_(t.result);
+}
+
 void FactoredLayer::DropStep() {
-  rows_ = 0;
+  ForgetRows();
   pack_seconds_ = 0;
   pass_open_ = several_passes_ = false;
   message_ = gathered_storage_ = gathered_ = at::Tensor();
@@ -197,22 +223,14 @@ Buffer FactoredLayer::AllocateGathered(const std::vector<int64_t>& shape) {
   const int64_t elements = shape[0] * shape[1];
   if (!gathered_storage_.defined() || gathered_storage_.numel() < elements) {
     gathered_storage_ = at::Tensor();  // before the larger one is allocated
-    gathered_storage_ = at::empty({std::max<int64_t>(1, elements)}, weight_.options().dtype(wire_type_).requires_grad(false));
+    gathered_storage_ = at::empty({std::max<int64_t>(1, elements)}, weight_.options().dtype(wire_type()).requires_grad(false));
   }
   gathered_ = gathered_storage_.narrow(0, 0, elements).view(shape);
   return ToBuffer(gathered_);
 }
 
-Status FactoredLayer::Rebuild(const Buffer&, const bool add[2]) {
-  return Catching("Cannot rebuild the gradient of " + name_ + " from its factors", [&] {
-    RebuildWeight(gathered_, layout_, scale_, add[kWeight], targets_[kWeight].result);
-    if (has_bias()) RebuildBias(gathered_, layout_, scale_, add[kBias], targets_[kBias].result);
-    return Status::OK();
-  });
-}
-
 Status FactoredLayer::PrepareExtra(Part part, bool has_extra, Buffer* wire) {
-  return Catching("Cannot send the part of the gradient of " + name_ + " that its factors do not cover", [&] {
+  return Catching("Cannot send the part of the gradient of " + name_ + " that its " + parts_text() + " do not cover", [&] {
     Target& t = targets_[part];
     const DType dtype = ToDType(t.param.scalar_type());
     const DType wire_dtype = AllreduceWireDType(dtype, fp16_wire_);

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "torch/status_error.h"
@@ -44,6 +45,9 @@ bool IsCandidate(const at::Tensor& param) {
          param.is_contiguous() && param.numel() > 0;
 }
 
+// Ids travel in 32 bits.
+bool IsCandidateTable(const at::Tensor& param) { return param.size(0) <= std::numeric_limits<uint32_t>::max(); }
+
 }  // namespace
 
 std::shared_ptr<Session> Session::Create(std::shared_ptr<Engine> engine, SessionOptions options) {
@@ -71,10 +75,16 @@ Session::Session(std::shared_ptr<Engine> engine, SessionOptions options)
   network_ = options_.network;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
-    const SchemeOverride wish = options_.overrides[i];
-    const bool may = options_.policy != Policy::kAllreduce || wish == SchemeOverride::kSfb;
-    if (may && wish != SchemeOverride::kAllreduce && p.group < 0 && CanFactor() && IsCandidate(p.tensor)) p.layer = NewLayer(p);
+    if (!MayFactor(p, options_.overrides[i])) continue;
+    p.layer = NewLayer(p);
+    if (IsCandidateTable(p.tensor)) p.table = NewTable(p);
   }
+}
+
+bool Session::MayFactor(const Parameter& p, SchemeOverride wish) const {
+  const bool asked = wish == SchemeOverride::kSfb || wish == SchemeOverride::kRowSparse;
+  const bool may = options_.policy != Policy::kAllreduce || asked;
+  return may && wish != SchemeOverride::kAllreduce && p.group < 0 && CanFactor() && IsCandidate(p.tensor);
 }
 
 bool Session::CanFactor() const {
@@ -82,15 +92,20 @@ bool Session::CanFactor() const {
          options_.compression != CompressionKind::kPython;
 }
 
-std::shared_ptr<FactoredLayer> Session::NewLayer(const Parameter& p) const {
-  const double scale = options_.reduction.op == ReduceOp::kAverage ? 1.0 / options_.size : 1.0;
-  return std::make_shared<FactoredLayer>(p.name, p.tensor, options_.compression == CompressionKind::kFp16, scale,
-                                         options_.reduction);
+double Session::FactorScale() const { return options_.reduction.op == ReduceOp::kAverage ? 1.0 / options_.size : 1.0; }
+
+std::shared_ptr<LinearLayer> Session::NewLayer(const Parameter& p) const {
+  return std::make_shared<LinearLayer>(p.name, p.tensor, options_.compression == CompressionKind::kFp16, FactorScale());
+}
+
+std::shared_ptr<EmbeddingLayer> Session::NewTable(const Parameter& p) const {
+  return std::make_shared<EmbeddingLayer>(p.name, p.tensor, options_.compression == CompressionKind::kFp16, FactorScale());
 }
 
 Session::~Session() {
   for (Parameter& p : parameters_) {
     if (p.layer) UnregisterLayer(*p.layer);
+    if (p.table) UnregisterLayer(*p.table);
     if (p.accumulator) p.accumulator->del_post_hook(p.hook_key);
   }
 }
@@ -105,9 +120,12 @@ void Session::Attach() {
     p.accumulator = ag::impl::grad_accumulator(p.tensor);
     p.hook_key = p.accumulator->add_post_hook(std::make_unique<AccumulatorHook>(weak_from_this(), static_cast<int>(i)));
     if (!p.active && p.layer) {  // also when unfrozen later: profiled until the next plan
-      EnableLinearCapture();
-      RegisterLayer(p.layer, weak_from_this());
-      profiled_.push_back(p.layer);
+      EnableCapture();
+      for (const std::shared_ptr<FactoredLayer>& candidate : {p.layer, std::shared_ptr<FactoredLayer>(p.table)}) {
+        if (!candidate) continue;
+        RegisterLayer(candidate, weak_from_this());
+        profiled_.push_back(candidate);
+      }
     }
     p.active = true;
   }
@@ -115,20 +133,34 @@ void Session::Attach() {
 
 // ---- Hooks -----------------------------------------------------------------------------------------------------------------
 
-void Session::OnProfiled(FactoredLayer& layer, const at::Tensor& x, const at::Tensor& d, const at::Tensor& bias) {
+void Session::OnProfiled(LinearLayer& layer, const at::Tensor& x, const at::Tensor& d, const at::Tensor& bias) {
   std::lock_guard<std::mutex> lock(mutex_);
   layer.Profile(x, d, bias);
 }
 
-bool Session::OnCaptured(FactoredLayer& layer, const at::Tensor& x, const at::Tensor& d) {
+void Session::OnProfiled(EmbeddingLayer& layer, const TableRows& rows) {
   std::lock_guard<std::mutex> lock(mutex_);
+  layer.Profile(rows);
+}
+
+bool Session::OnCaptured(LinearLayer& layer, const at::Tensor& x, const at::Tensor& d) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return Capture(layer, x.scalar_type(), [&](bool last_pass) { layer.Append(x, d, last_pass); });
+}
+
+bool Session::OnCaptured(EmbeddingLayer& layer, const TableRows& rows) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return Capture(layer, rows.d.scalar_type(), [&](bool last_pass) { layer.Append(rows, last_pass); });
+}
+
+bool Session::Capture(FactoredLayer& layer, at::ScalarType type, const std::function<void(bool)>& append) {
   const auto it = std::find_if(factored_.begin(), factored_.end(),
                                [&](const Factored& f) { return parameters_[f.weight].layer.get() == &layer; });
   if (it == factored_.end()) return false;  // a graph from before Reset
-  if (!layer.Accepts(x.scalar_type())) return false;
+  if (!layer.Accepts(type)) return false;
   Parameter& weight = parameters_[it->weight];
   if (weight.counter.sent() || weight.counter.remaining() <= 0) throw StatusError(Status::Assertion(kTooManyPasses));
-  layer.Append(x, d, /*last_pass=*/weight.counter.remaining() == 1);
+  append(/*last_pass=*/weight.counter.remaining() == 1);
   if (NothingElseCanAdd(*it)) {
     SendFactors(*it);
     NoteReady(*it);
@@ -295,7 +327,7 @@ std::vector<int> Session::Flush() {
 
 std::vector<std::pair<int, at::Tensor>> Session::Finish() {
   std::lock_guard<std::mutex> lock(mutex_);
-  double waited[3] = {0, 0, 0};
+  double waited[kSchemeCount] = {};
   const Clock::time_point begin = Clock::now();
   Status status = engine_->Wait(in_flight_, waited);
   stats_.synchronize_seconds += SecondsBetween(begin, Clock::now());
@@ -320,7 +352,7 @@ std::vector<std::pair<int, at::Tensor>> Session::Finish() {
   for (Factored& factored : factored_) {
     if (!parameters_[factored.weight].counter.sent()) continue;
     parameters_[factored.weight].layer->FinishStep();
-    stats_.of(Scheme::kSfb).tensors += factored.bias >= 0 ? 2 : 1;
+    stats_.of(factored.exchange->scheme()).tensors += factored.bias >= 0 ? 2 : 1;
     if (factored.exchange->gathered_flags() != 0) flagged.push_back(factored.weight);
   }
   NoteRows();
@@ -329,8 +361,8 @@ std::vector<std::pair<int, at::Tensor>> Session::Finish() {
   // All ranks read the same flags, so all of them stop here or none.
   for (int weight : flagged) {
     if (parameters_[weight].layer_weight < 0) continue;  // a new plan has just made it dense
-    StopFactored(weight, "part of its gradient came from elsewhere than linear calls in step " +
-                             std::to_string(stats_.steps - 1));
+    StopFactored(weight, std::string("part of its gradient came from elsewhere than ") + parameters_[weight].layer->calls_text() +
+                             " in step " + std::to_string(stats_.steps - 1));
   }
   return compressed;
 }

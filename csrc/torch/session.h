@@ -17,9 +17,11 @@
 #include "core/selector.h"
 #include "core/sfb_exchange.h"
 #include "core/stats.h"
+#include "torch/capture.h"
 #include "torch/compute_calibration.h"
+#include "torch/embedding_layer.h"
 #include "torch/grad_source.h"
-#include "torch/linear_capture.h"
+#include "torch/linear_layer.h"
 
 namespace poseidon {
 
@@ -81,8 +83,10 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   std::vector<std::string> TakeWarnings();
 
   // ---- CaptureOwner
-  void OnProfiled(FactoredLayer& layer, const at::Tensor& x, const at::Tensor& d, const at::Tensor& bias) override;
-  bool OnCaptured(FactoredLayer& layer, const at::Tensor& x, const at::Tensor& d) override;
+  void OnProfiled(LinearLayer& layer, const at::Tensor& x, const at::Tensor& d, const at::Tensor& bias) override;
+  void OnProfiled(EmbeddingLayer& layer, const TableRows& rows) override;
+  bool OnCaptured(LinearLayer& layer, const at::Tensor& x, const at::Tensor& d) override;
+  bool OnCaptured(EmbeddingLayer& layer, const TableRows& rows) override;
 
   // The hook on the gradient accumulator of parameter `index`.
   void OnAccumulated(int index);
@@ -97,15 +101,16 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
     PassCounter counter{1};
     std::shared_ptr<GradSource> source;
     std::shared_ptr<DenseExchange> exchange;
-    std::shared_ptr<FactoredLayer> layer;  // of a matrix: candidate or captured weight
-    int layer_weight = -1;   // index of the weight whose SFB exchange carries this gradient (itself, or for its bias); -1: dense
+    std::shared_ptr<FactoredLayer> layer;  // of a matrix: candidate linear weight, or what the plan captures
+    std::shared_ptr<EmbeddingLayer> table;  // of a matrix, until it is known what it is: candidate embedding table
+    int layer_weight = -1;   // index of the weight whose SFB or row-sparse exchange carries this gradient (itself, or for its bias)
     int group = -1;
     bool sparse = false;     // agreed: some rank has sparse gradients for it
     bool sparse_now = false; // this rank has one in this step
     double ready_seconds = -1;           // this step: gradient complete, or factors sent; from the step's beginning
     std::vector<double> ready_history;   // of the last steps, as if everything were dense
   };
-  // SFB of one layer.
+  // SFB of one layer, or row-sparse of one table.
   struct Factored {
     int weight = -1;
     int bias = -1;
@@ -122,6 +127,9 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   // All below: mutex_ held.
   void Attach();
   bool CanFactor() const;
+  bool MayFactor(const Parameter& parameter, SchemeOverride wish) const;
+  // append(last_pass) adds a call's rows to the layer's message. False: they are not taken.
+  bool Capture(FactoredLayer& layer, at::ScalarType type, const std::function<void(bool)>& append);
   Factored* FactoredOf(const Parameter& parameter);
   void SendDense(Parameter& parameter);
   void SendGroupIfReady(Group& group, bool complete);
@@ -141,6 +149,10 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   Status Calibrate();
   RankProfile LocalProfile() const;
   std::string WhyNoLayer(const Parameter& p) const;
+  void FillTableProfile(const Parameter& p, TensorProfile* tensor) const;
+  static bool IsFactored(Scheme scheme) { return scheme == Scheme::kSfb || scheme == Scheme::kRowSparse; }
+  void ChooseCandidate(Parameter& p, const TensorProfile& profile);
+  double ExpectedRows(const Factored& factored) const;
   Status ReceivePlan();
   void KeepUnused(Plan* plan) const;
   void AdoptPlan();
@@ -156,9 +168,10 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void NoteReady(Parameter& parameter);
   void NoteReady(const Factored& factored);
   void RecordTimeline();
-  LayerShape ShapeOf(const Parameter& parameter, int64_t rows, int64_t global_rows, DType factor_dtype) const;
   std::shared_ptr<SfbExchange> NewSfbExchange(const Factored& factored) const;
-  std::shared_ptr<FactoredLayer> NewLayer(const Parameter& p) const;
+  std::shared_ptr<LinearLayer> NewLayer(const Parameter& p) const;
+  std::shared_ptr<EmbeddingLayer> NewTable(const Parameter& p) const;
+  double FactorScale() const;
   std::string WireName(const char* kind, const std::string& name) const;
 
   const std::shared_ptr<Engine> engine_;

@@ -57,7 +57,7 @@ void Session::CheckProfile(Parameter& p) {
   const at::Tensor& grad = p.tensor.grad();
   if (!grad.defined()) return;
   for (const std::shared_ptr<FactoredLayer>& layer : profiled_) {
-    if (layer == p.layer) layer->CheckWeight(grad);
+    if (layer == p.layer || layer == p.table) layer->CheckWeight(grad);
     if (layer->profiled_bias().is_same(p.tensor)) layer->CheckBias(grad);
   }
 }
@@ -69,6 +69,25 @@ std::string Session::WhyNoLayer(const Parameter& p) const {
   if (!CanFactor()) return "the reduction is neither an average nor a sum";
   if (!p.tensor.is_contiguous()) return "it is not contiguous";
   return "allreduce was asked for";
+}
+
+// The table's part of the entry, after the linear layer's.
+void Session::FillTableProfile(const Parameter& p, TensorProfile* tensor) const {
+  if (p.layer->kind() == FactoredLayer::Kind::kLinear && (!p.table || !p.table->profiled())) return;
+  const EmbeddingLayer& table = p.table ? *p.table : static_cast<const EmbeddingLayer&>(*p.layer);
+  if (p.table && p.layer->profiled()) {  // tied: neither kind of factors gives all of its gradient
+    tensor->is_embedding = true;
+    tensor->sfb_allowed = false;
+    if (tensor->reason.empty()) tensor->reason = "it is an embedding table too";
+    return;
+  }
+  table.FillProfile(tensor);
+  // Fewer passes than configured: the hook has not looked at the gradient yet.
+  if (table.profiled_sparse() && !p.counter.sent() && !options_.sparse_as_dense) tensor->sparse = true;
+  if (table.profiled_sparse() && options_.sparse_as_dense) {
+    tensor->sfb_allowed = false;
+    tensor->reason = "sparse_as_dense asks for a dense reduction";
+  }
 }
 
 RankProfile Session::LocalProfile() const {
@@ -97,6 +116,7 @@ RankProfile Session::LocalProfile() const {
         tensor.sfb_allowed = false;
         tensor.reason = shared ? "its bias is shared with another layer" : "its bias is reduced elsewhere";
       }
+      FillTableProfile(p, &tensor);
     } else {
       tensor.reason = WhyNoLayer(p);
     }
@@ -130,10 +150,17 @@ bool Session::PlanIsDue() const {
   return stats_.steps >= next_plan_at_ || steps_of_other_rows_ >= kStepsOfOtherRows;
 }
 
+// That the plan in force was made for.
+double Session::ExpectedRows(const Factored& factored) const {
+  const MergedTensor& merged = merged_profile_.tensors[factored.weight];
+  const bool table = plan_.decisions[factored.weight].scheme == Scheme::kRowSparse;
+  return static_cast<double>(table ? merged.global_unique_rows : merged.global_rows);
+}
+
 // Every rank has read the same gathered rows.
 void Session::NoteRows() {
   const bool other = std::any_of(factored_.begin(), factored_.end(), [&](const Factored& factored) {
-    const auto expected = static_cast<double>(plan_.decisions[factored.weight].global_rows);
+    const double expected = ExpectedRows(factored);
     const auto rows = static_cast<double>(factored.exchange->gathered_rows());
     return rows > 0 && (rows > expected * kRowsFactor || rows * kRowsFactor < expected);  // none: unused for now
   });
@@ -154,14 +181,23 @@ Status Session::Calibrate() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const MergedTensor& merged = merged_profile_.tensors[i];
     if (!merged.sfb_allowed || merged.global_rows == 0 || parameters_[i].tensor.dim() != 2) continue;
+    const bool table = merged.base.is_embedding;
+    const int64_t gathered = table ? merged.global_unique_rows : merged.global_rows;
     // Rounded, so that rows that vary a little from plan to plan are not measured anew.
-    const int64_t rows = RoundUp(merged.max_rank_rows);
-    const int64_t global_rows = RoundUp(merged.global_rows);
+    LayerShape shape;
+    shape.table = table;
+    shape.out_features = parameters_[i].tensor.size(0);
+    shape.in_features = parameters_[i].tensor.size(1);
+    shape.rows = RoundUp(merged.max_rank_rows);
+    shape.global_rows = RoundUp(gathered);
+    shape.ranks = options_.size;
+    shape.gradient = parameters_[i].tensor.scalar_type();
+    shape.wire = ToScalarType(FactorWireDType(merged.base.factor_dtype, options_.compression == CompressionKind::kFp16));
     LayerCost& cost = my_costs_[i];
-    cost = calibration_.CostOf(ShapeOf(parameters_[i], rows, global_rows, merged.base.factor_dtype));
-    const double share = static_cast<double>(merged.max_rank_rows) / static_cast<double>(rows);
+    cost = calibration_.CostOf(shape);
+    const double share = static_cast<double>(merged.max_rank_rows) / static_cast<double>(shape.rows);
     for (double* seconds : {&cost.local, &cost.input, &cost.pack}) *seconds *= share;
-    cost.rebuild *= static_cast<double>(merged.global_rows) / static_cast<double>(global_rows);
+    if (!table) cost.rebuild *= static_cast<double>(gathered) / static_cast<double>(shape.global_rows);
   }
   std::vector<std::vector<uint8_t>> gathered;
   Status status = GatherBytes(*engine_, WireName("agree", "costs"), options_.process_set,
@@ -260,20 +296,33 @@ void Session::AdoptPlan() {
   steps_of_other_rows_ = 0;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const bool factored = parameters_[i].layer_weight == static_cast<int>(i);
-    if (factored && next_plan_.decisions[i].scheme != Scheme::kSfb) RemoveFactored(static_cast<int>(i));
+    if (factored && !IsFactored(next_plan_.decisions[i].scheme)) RemoveFactored(static_cast<int>(i));
   }
   plan_ = std::move(next_plan_);
   planned_ = true;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& p = parameters_[i];
-    if (plan_.decisions[i].scheme != Scheme::kSfb) {
-      // Calls stay registered, since a later plan may factor the layer. One without calls so far is profiled when they come.
-      if (p.layer && p.layer->profiled_calls() > 0) p.layer->set_mode(FactoredLayer::Mode::kBypass);
-    } else if (p.layer_weight < 0) {
-      StartFactored(static_cast<int>(i));
+    Parameter& p = parameters_[i];
+    ChooseCandidate(p, merged_profile_.tensors[i].base);
+    if (IsFactored(plan_.decisions[i].scheme)) {
+      if (p.layer_weight < 0) StartFactored(static_cast<int>(i));
+    } else if (p.layer && p.layer->profiled()) {
+      // Calls stay registered, since a later plan may factor the layer. One without calls on this rank is profiled when they come.
+      p.layer->set_mode(FactoredLayer::Mode::kBypass);
     }
   }
   for (const Factored& factored : factored_) DecideBias(factored, Scheme::kSfb);
+}
+
+// A matrix is looked at as a linear weight and as a table until it is known which of them it is; then the other takes no more calls.
+void Session::ChooseCandidate(Parameter& p, const TensorProfile& profile) {
+  if (!p.table || !profile.used || (!profile.is_embedding && !profile.is_linear_weight)) return;
+  const bool table = profile.is_embedding && !profile.is_linear_weight;
+  const std::shared_ptr<FactoredLayer> other = table ? p.layer : p.table;
+  if (table) p.layer = p.table;
+  p.table = nullptr;
+  other->set_mode(FactoredLayer::Mode::kBypass);
+  UnregisterLayer(*other);
+  if (profile.is_embedding && profile.is_linear_weight) p.layer->Object("it is an embedding table too");
 }
 
 // A bias has no scheme of its own: it follows its weight.
@@ -298,8 +347,12 @@ void Session::StartFactored(int weight_index) {
   }
   DecideBias(factored, Scheme::kSfb);
   const DType wire = FactorWireDType(profile.factor_dtype, options_.compression == CompressionKind::kFp16);
-  weight.layer->StartCapture(factored.bias >= 0 ? parameters_[factored.bias].tensor : at::Tensor(), ToScalarType(wire),
-                             options_.max_gathered_elements / options_.size / weight.layer->layout().row_elements());
+  FactoredLayer::Settings settings;
+  if (factored.bias >= 0) settings.bias = parameters_[factored.bias].tensor;
+  settings.wire_type = ToScalarType(wire);
+  settings.max_elements = options_.max_gathered_elements / options_.size;
+  settings.sparse = weight.sparse;
+  weight.layer->StartCapture(settings);
   factored.exchange = NewSfbExchange(factored);
   factored_.push_back(std::move(factored));
 }
@@ -307,6 +360,7 @@ void Session::StartFactored(int weight_index) {
 std::shared_ptr<SfbExchange> Session::NewSfbExchange(const Factored& factored) const {
   const Parameter& weight = parameters_[factored.weight];
   SfbExchange::Options options;
+  options.scheme = weight.layer->scheme();
   options.layout = weight.layer->layout();
   options.factor_dtype = ToDType(weight.layer->wire_type());
   options.extra_reduction = options_.reduction;
@@ -318,19 +372,22 @@ std::shared_ptr<SfbExchange> Session::NewSfbExchange(const Factored& factored) c
     const DType wire = AllreduceWireDType(ToDType(param.scalar_type()), options_.compression == CompressionKind::kFp16);
     options.dense_bytes += AllreduceWireBytes(param.numel(), wire, options_.size);
   }
-  return std::make_shared<SfbExchange>(WireName("sfb", weight.name), weight.layer, options);
+  const char* kind = options.scheme == Scheme::kSfb ? "sfb" : "rows";
+  return std::make_shared<SfbExchange>(WireName(kind, weight.name), weight.layer, options);
 }
 
 // The exchange was abandoned in flight: it keeps the old layer and its buffers, and this session goes on with new ones.
 void Session::RenewFactored(Factored& factored) {
   Parameter& weight = parameters_[factored.weight];
-  const at::ScalarType wire_type = weight.layer->wire_type();
-  const at::Tensor bias = weight.layer->bias();
-  const int64_t max_rows = weight.layer->max_rows();
+  const FactoredLayer::Settings settings = weight.layer->settings();
   const std::shared_ptr<FactoredLayer> left = weight.layer;
-  weight.layer = NewLayer(weight);
+  if (left->kind() == FactoredLayer::Kind::kEmbedding) {
+    weight.layer = NewTable(weight);
+  } else {
+    weight.layer = NewLayer(weight);
+  }
   weight.layer->InheritProfile(*left);
-  weight.layer->StartCapture(bias, wire_type, max_rows);
+  weight.layer->StartCapture(settings);
   RegisterLayer(weight.layer, weak_from_this());
   factored.exchange = NewSfbExchange(factored);
 }
@@ -341,7 +398,8 @@ void Session::StopFactored(int weight_index, const std::string& reason) {
   weight.layer->Object(reason);
   UnregisterLayer(*weight.layer);
   plan_.decisions[weight_index].reason = reason;
-  warnings_.push_back(weight.name + ": " + reason + ". It uses allreduce from now on, on all ranks.");
+  warnings_.push_back(weight.name + ": " + reason + ". It uses " + (weight.sparse ? "Horovod's sparse allgather" : "allreduce") +
+                      " from now on, on all ranks.");
 }
 
 void Session::RemoveFactored(int weight_index) {
@@ -349,7 +407,7 @@ void Session::RemoveFactored(int weight_index) {
   weight.layer->set_mode(FactoredLayer::Mode::kBypass);
   weight.layer->DropStep();
   weight.layer_weight = -1;
-  plan_.decisions[weight_index].scheme = Scheme::kAllreduce;
+  plan_.decisions[weight_index].scheme = weight.sparse ? Scheme::kSparseAllgather : Scheme::kAllreduce;
   const auto it = std::find_if(factored_.begin(), factored_.end(), [&](const Factored& f) { return f.weight == weight_index; });
   DecideBias(*it, Scheme::kAllreduce);
   factored_.erase(it);

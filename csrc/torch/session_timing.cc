@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/cost_model.h"
-#include "torch/dtypes.h"
 #include "torch/session.h"
 
 namespace poseidon {
@@ -65,17 +63,6 @@ void Session::RecordTimeline() {
   }
   const double seconds = SecondsBetween(step_began_, now);
   Push(std::max(0.0, seconds - stolen_before(seconds) + shift), &compute_history_);
-}
-
-LayerShape Session::ShapeOf(const Parameter& p, int64_t rows, int64_t global_rows, DType factor_dtype) const {
-  LayerShape shape;
-  shape.out_features = p.tensor.size(0);
-  shape.in_features = p.tensor.size(1);
-  shape.rows = rows;
-  shape.global_rows = global_rows;
-  shape.gradient = p.tensor.scalar_type();
-  shape.wire = ToScalarType(FactorWireDType(factor_dtype, options_.compression == CompressionKind::kFp16));
-  return shape;
 }
 
 }  // namespace poseidon

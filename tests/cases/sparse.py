@@ -4,7 +4,7 @@ import torch
 from torch.nn import Embedding, EmbeddingBag, Linear, Module
 
 from cases.linear import loss_of
-from harness.compare import Step, check, relative_error, schemes_of
+from harness.compare import Step, check, relative_error
 from harness.registry import case
 
 import poseidon_hvd as hvd
@@ -26,7 +26,7 @@ def run_words(m, t):
 
 @case
 def dense_embedding(rank):
-    check(rank, lambda: Words(False), run_words, expect={"embed.weight": "allreduce", "head.*": "sfb"})
+    check(rank, lambda: Words(False), run_words, expect={"embed.weight": "row-sparse", "head.*": "sfb"})
 
 
 @case
@@ -34,7 +34,7 @@ def dense_embedding_called_with_two_shapes(rank):
     def run(m, t):
         loss_of(m(t.ids(10, 4, 1)).sum() + m(t.ids(10, 4, 7, salt=1)).sum()).backward()
 
-    check(rank, lambda: Words(False), run, expect={"embed.weight": "allreduce", "head.*": "sfb"})
+    check(rank, lambda: Words(False), run, expect={"embed.weight": "row-sparse", "head.*": "sfb"})
 
 
 @case
@@ -44,16 +44,24 @@ def padding_index(rank):
         ids[0, 0] = 9
         loss_of(m(ids)).backward()
 
-    runs = check(rank, lambda: Words(False, padding=-1), run, expect={"embed.weight": "allreduce"})
+    runs = check(rank, lambda: Words(False, padding=-1), run, expect={"embed.weight": "row-sparse"})
     assert runs.model.embed.weight.grad[9].count_nonzero() == 0
 
 
 @case
 def sparse_embedding(rank):
     """The gradient stays sparse, repeated rows included. SGD with momentum takes no sparse gradients."""
-    runs = check(rank, lambda: Words(True), run_words, expect={"head.*": "sfb"}, optimizer=lambda p: torch.optim.SGD(p, lr=0.05))
+    runs = check(rank, lambda: Words(True), run_words, expect={"embed.weight": "row-sparse", "head.*": "sfb"},
+                 optimizer=lambda p: torch.optim.SGD(p, lr=0.05))
     assert runs.model.embed.weight.grad.is_sparse
-    assert schemes_of(runs.optimizer)["embed.weight"] not in ("sfb", "allreduce")
+
+
+@case
+def sparse_embedding_under_policy_allreduce(rank):
+    """Horovod's own way: indices and values gathered, not merged."""
+    runs = check(rank, lambda: Words(True), run_words, expect={"embed.weight": "sparse_allgather", "head.*": "allreduce"},
+                 optimizer=lambda p: torch.optim.SGD(p, lr=0.05), policy="allreduce")
+    assert runs.model.embed.weight.grad.is_sparse
 
 
 @case

@@ -121,7 +121,7 @@ class Run3:
         self.process_set = wrap.get("process_set")
         self.member = self.process_set is None or self.process_set.included()
         self.members = None if self.process_set is None else list(self.process_set.ranks)
-        self.sfb_tensors = 0
+        self.tensors = {"sfb": 0, "row-sparse": 0}  # that are to have been exchanged so
         self.steps = 0
 
         def make(model_dtype):
@@ -198,7 +198,8 @@ class Run3:
             self.zero(self.model, self.optimizer)
         reference = self._reference_gradients(index)
         horovod = self._horovod_errors(index, reference)
-        self.sfb_tensors += sum(scheme == "sfb" for scheme in schemes_of(self.optimizer).values())
+        for scheme in self.tensors:
+            self.tensors[scheme] += list(schemes_of(self.optimizer).values()).count(scheme)
         if self.before is not None:
             self.before(self.model, index)
         self.run(self.model, self._context("poseidon", index))
@@ -233,8 +234,9 @@ class Run3:
         assert_schemes(self.optimizer, expect)
         stats = self.optimizer.stats()
         assert stats["steps"] == self.steps, stats
-        assert stats["schemes"]["sfb"]["tensors"] == self.sfb_tensors, (stats, self.sfb_tensors)
-        assert (stats["schemes"]["sfb"]["collectives"] > 0) == (self.sfb_tensors > 0), stats
+        for scheme, tensors in self.tensors.items():
+            assert stats["schemes"][scheme]["tensors"] == tensors, (stats, self.tensors)
+            assert (stats["schemes"][scheme]["collectives"] > 0) == (tensors > 0), stats
 
 
 def check(rank: Rank, build: Build, run: Run, *, expect: Mapping[str, str], steps: int = 4, warns: Sequence[str] = (),

@@ -4,7 +4,8 @@ import dataclasses
 import importlib
 from typing import Callable, Dict, Sequence
 
-MODULES = ("linear", "extra", "passes", "unused", "graphs", "precision", "sparse", "tricks", "lifecycle", "training", "planning")
+MODULES = ("linear", "extra", "passes", "unused", "graphs", "precision", "sparse", "embedding", "embedding_sparse", "embedding_extra",
+           "tricks", "lifecycle", "training", "planning")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,55 @@
+#include "torch/linear_layer.h"
+
+#include <utility>
+
+#include "torch/catching.h"
+#include "torch/factor_kernels.h"
+
+namespace poseidon {
+
+LinearLayer::LinearLayer(std::string name, at::Tensor weight, bool fp16_wire, double scale)
+    : FactoredLayer(Kind::kLinear, std::move(name), std::move(weight), fp16_wire, scale) {
+  layout_ = {this->weight().size(1), this->weight().size(0)};
+}
+
+FactorLayout LinearLayer::LayoutFor(at::ScalarType) const { return layout_; }
+
+void LinearLayer::DropProfile() { probe_ = probe_sum_ = probe_scale_ = bias_sum_ = at::Tensor(); }
+
+void LinearLayer::Append(const at::Tensor& x, const at::Tensor& d, bool last_pass) {
+  at::NoGradGuard no_grad;
+  BeginAppend(last_pass);
+  const Clock::time_point begin = Clock::now();
+  Reserve(rows_ + x.size(0));
+  PackRows(x, d, layout(), rows_, message_);
+  rows_ += x.size(0);
+  pack_seconds_ += SecondsBetween(begin, Clock::now());
+}
+
+void LinearLayer::SpillRows() {
+  const at::Tensor rows = message_.narrow(0, 0, std::exchange(rows_, 0));
+  for (Part part : {kWeight, kBias}) {
+    Target& t = target(part);
+    if (!t.param.defined()) continue;
+    at::Tensor& grad = t.param.mutable_grad();
+    const bool add = grad.defined();
+    at::Tensor local = at::empty(t.param.sizes(), t.param.options().requires_grad(false));
+    part == kWeight ? RebuildWeight(rows, layout(), /*scale=*/1.0, /*add=*/false, local)
+                    : RebuildBias(rows, layout(), /*scale=*/1.0, /*add=*/false, local);
+    if (add) {
+      grad.add_(local);
+    } else {
+      grad = local;
+    }
+  }
+}
+
+Status LinearLayer::Rebuild(const Buffer&, const bool add[2]) {
+  return Catching("Cannot rebuild the gradient of " + name() + " from its factors", [&] {
+    RebuildWeight(gathered_, layout(), scale_, add[kWeight], target(kWeight).result);
+    if (has_bias()) RebuildBias(gathered_, layout(), scale_, add[kBias], target(kBias).result);
+    return Status::OK();
+  });
+}
+
+}  // namespace poseidon

@@ -1,0 +1,38 @@
+// A weight that linear calls use, and its bias. Its rows are (x, d): sufficient factors.
+#pragma once
+
+#include <string>
+
+#include "torch/factored_layer.h"
+
+namespace poseidon {
+
+class LinearLayer final : public FactoredLayer {
+ public:
+  LinearLayer(std::string name, at::Tensor weight, bool fp16_wire, double scale);
+
+  // ---- Step 0 (linear_profile.cc).
+  // bias: the one the call used, undefined if none.
+  void Profile(const at::Tensor& x, const at::Tensor& d, const at::Tensor& bias);
+  void CheckWeight(const at::Tensor& grad) override;
+  void CheckBias(const at::Tensor& grad) override;
+  void FillProfile(TensorProfile* profile) const override;
+
+  // Adds a call's rows to this step's message.
+  void Append(const at::Tensor& x, const at::Tensor& d, bool last_pass);
+
+  Status Rebuild(const Buffer& gathered, const bool add[2]) override;
+
+ protected:
+  FactorLayout LayoutFor(at::ScalarType wire_type) const override;
+  void DropProfile() override;
+  void SpillRows() override;
+
+ private:
+  at::Tensor probe_;        // random r (N)
+  at::Tensor probe_sum_;    // sum of d^T (x r) (M)
+  at::Tensor probe_scale_;  // sum of |d|^T |x r|: what cancellation is measured against
+  at::Tensor bias_sum_;     // column sums of d
+};
+
+}  // namespace poseidon
