@@ -11,6 +11,21 @@
 
 namespace poseidon {
 
+namespace {
+
+// A zero gradient that is scaled stays zero, like one that is zeroed; but the one is a mistake and the other throws rows away. So one element
+// is not quite zero, too small to count in any sum. float16 has no such number.
+constexpr double kMark = 1e-30;
+
+bool CanMark(const at::Tensor& gradient) {
+  return gradient.layout() == at::kStrided && gradient.numel() > 0 && gradient.scalar_type() != at::kHalf;
+}
+
+// Behind the version counter's back.
+at::Tensor MarkedElement(const at::Tensor& gradient) { return gradient.detach().view({-1}).narrow(0, 0, 1).variable_data(); }
+
+}  // namespace
+
 FactoredLayer::FactoredLayer(Kind kind, std::string name, at::Tensor weight, bool fp16_wire, double scale)
     : scale_(scale), kind_(kind), name_(std::move(name)), weight_(std::move(weight)), fp16_wire_(fp16_wire) {
   targets_[kWeight].param = weight_;
@@ -57,10 +72,13 @@ int64_t FactoredLayer::RowsOfThisStep(int64_t profiled, int64_t captured) const 
 }
 
 void FactoredLayer::FillVerdict(const char* calls, TensorProfile* profile) const {
-  profile->factor_dtype = ToDType(profiled_type_);
+  const bool captured = mode() == Mode::kCapture;
+  profile->factor_dtype = ToDType(captured ? settings_.factor_type : profiled_type_);
   profile->calls = profiled_calls_;
   profile->reason = objection_;
-  if (profiled_calls_ == 0) {
+  if (captured) {  // agreed before, perhaps without a call on this rank
+    profile->reason.clear();
+  } else if (profiled_calls_ == 0) {
     profile->reason = std::string("not used by ") + calls + " that we can see";
   } else if (objection_.empty() && !checked_) {
     profile->reason = "its gradient did not arrive in the profiling step";
@@ -101,18 +119,34 @@ void FactoredLayer::EndPass() {
   for (Target& t : targets_) {
     if (!t.param.defined()) continue;
     at::Tensor& grad = t.param.mutable_grad();
-    const bool zero = !grad.defined();
-    if (zero) grad = ZeroGradient(t);
-    Know(t, zero);
+    const bool untouched = IsKnown(t) && t.known_zero;
+    const bool missing = !grad.defined();
+    if (missing) {
+      grad = ZeroGradient(t);
+      t.mark = CanMark(grad) ? MarkedElement(grad).fill_(kMark).item<double>() : 0;
+    }
+    Know(t, missing || untouched);
   }
+}
+
+FactoredLayer::Between FactoredLayer::WhatTheUserDid(Target& t) {
+  if (t.known == nullptr || IsKnown(t)) return Between::kNothing;
+  const at::Tensor& grad = t.param.grad();
+  if (!grad.defined() || grad.unsafeGetTensorImpl() != t.known) return Between::kDiscarded;
+  if (t.mark != 0) {
+    const double mark = MarkedElement(grad).item<double>();
+    if (mark == t.mark && HoldsNothing(t)) return Between::kNothing;
+    if (mark != 0) return Between::kModified;
+  }
+  return HoldsNothing(t) ? Between::kDiscarded : Between::kModified;
 }
 
 void FactoredLayer::DropRowsTheUserDiscarded() {
   if (!several_passes_ || rows_ == 0) return;
-  Target& t = targets_[kWeight];
-  if (t.known == nullptr || IsKnown(t)) return;
-  const at::Tensor& grad = t.param.grad();
-  if (!grad.defined() || grad.unsafeGetTensorImpl() != t.known || HoldsNothing(t)) {
+  const Between weight = WhatTheUserDid(targets_[kWeight]);
+  const Between bias = has_bias() ? WhatTheUserDid(targets_[kBias]) : weight;
+  if (weight == Between::kNothing && bias == Between::kNothing) return;
+  if (weight == Between::kDiscarded && bias == Between::kDiscarded) {
     ForgetRows();
     for (Target& each : targets_) each.known = nullptr;
     return;
@@ -145,7 +179,16 @@ void FactoredLayer::NoteZeroed() {
   }
 }
 
+void FactoredLayer::ClearMark(Target& t) {
+  const double mark = std::exchange(t.mark, 0.0);
+  const at::Tensor& grad = t.param.grad();
+  if (mark == 0 || !grad.defined() || !CanMark(grad) || !grad.is_contiguous()) return;
+  at::Tensor element = MarkedElement(grad);
+  if (element.item<double>() == mark) element.zero_();
+}
+
 bool FactoredLayer::HoldsNothing(Target& t) {
+  ClearMark(t);
   const at::Tensor& grad = t.param.grad();
   if (!grad.defined() || (IsKnown(t) && t.known_zero)) return true;
   if (grad.layout() == at::kSparse) return grad._nnz() == 0 || IsAllZero(grad._values().contiguous());

@@ -30,6 +30,7 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   // How the plan wants it.
   struct Settings {
     at::Tensor bias;  // undefined if there is none or another owner reduces it
+    at::ScalarType factor_type = at::kFloat;  // as calls give them
     at::ScalarType wire_type = at::kFloat;
     // Of this rank in one message; more are reduced here and travel as an extra gradient.
     int64_t max_elements = 0;
@@ -55,13 +56,15 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   std::atomic<int> live_bias_edges{0};
 
   // ---- Step 0. The kind's own Profile() counts a call and adds to the check vector.
-  bool profiled() const { return profiled_calls_ > 0; }
+  // On this rank some call was, or is captured, whoever was the first to profile it.
+  bool profiled() const { return profiled_calls_ > 0 || mode() == Mode::kCapture; }
   // The step's last gradients are in place (before they are sent): compares them with what the factors give.
   virtual void CheckWeight(const at::Tensor& grad) = 0;
   virtual void CheckBias(const at::Tensor&) {}
   // The layer's entry in the rank's profile, in any mode: a verdict once reached is kept, rows are those of the current step.
   virtual void FillProfile(TensorProfile* profile) const = 0;
-  const at::Tensor& profiled_bias() const { return profiled_bias_; }
+  // The bias that its calls use; undefined: none.
+  const at::Tensor& profiled_bias() const { return mode() == Mode::kCapture ? settings_.bias : profiled_bias_; }
   // Forgets the current step's profile. A layer that joins later is profiled step by step until a plan covers it.
   virtual void RestartProfile();
   // The step is over: its rows are no longer counted.
@@ -118,6 +121,7 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
     const c10::TensorImpl* known = nullptr;
     int64_t known_version = -1;
     bool known_zero = false;
+    double mark = 0;  // what the first element of .grad is instead of zero; 0: not marked
   };
 
   Target& target(Part part) { return targets_[part]; }
@@ -167,6 +171,9 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
  private:
   void Know(Target& target, bool zero);
   bool IsKnown(const Target& target) const;
+  enum class Between { kNothing, kDiscarded, kModified };
+  Between WhatTheUserDid(Target& target);
+  void ClearMark(Target& target);
   void DropRowsTheUserDiscarded();
 
   const Kind kind_;

@@ -349,6 +349,7 @@ void Session::StartFactored(int weight_index) {
   const DType wire = FactorWireDType(profile.factor_dtype, options_.compression == CompressionKind::kFp16);
   FactoredLayer::Settings settings;
   if (factored.bias >= 0) settings.bias = parameters_[factored.bias].tensor;
+  settings.factor_type = ToScalarType(profile.factor_dtype);
   settings.wire_type = ToScalarType(wire);
   settings.max_elements = options_.max_gathered_elements / options_.size;
   settings.sparse = weight.sparse;

@@ -247,6 +247,30 @@ def gradients_discarded_after_the_last_but_one_pass(rank):
 
 
 @case
+def zero_gradients_scaled_between_passes(rank):
+    """What .grad shows between passes is zero, and zero times anything looks as if it had been discarded. It must not."""
+    model = Sequential(Linear(12, 20), Tanh(), Linear(20, 4))
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), policy="sfb", backward_passes_per_step=2)
+
+    def step(index, between=lambda: None):
+        optimizer.zero_grad()
+        for salt in range(2):
+            loss_of(model(rank.random(index, 6, 12, salt=salt).float())).backward()
+            if salt == 0:
+                between()
+        optimizer.step()
+
+    step(0)
+    step(1, lambda: [p.grad.mul_(1.0) for p in model.parameters()])  # changes nothing
+    assert_schemes(optimizer, {"*": "sfb"})
+    scaled = {"both": lambda: [p.grad.mul_(0.5) for p in model.parameters()], "bias": lambda: model[2].bias.grad.mul_(2)}
+    for index, between in enumerate(scaled.values()):
+        expect_error(rank, RuntimeError, ["was modified between two backward passes"], lambda: step(2 + index, between))
+        optimizer._session.reset()
+    step(4)
+
+
+@case
 def gradients_scaled_between_passes(rank):
     """In Horovod this works. Where SFB cannot, it must say so on the rank that does it, not send something else."""
     model = Sequential(Linear(12, 20), Tanh(), Linear(20, 4))

@@ -54,14 +54,15 @@ def never_used(rank):
 
 @case
 def first_used_at_step_3(rank):
+    """Profiled and planned when it comes."""
     check(rank, Heads, lambda m, t: loss_of(m(t.x(6, 12), *((0, 1) if t.index >= 3 else (0,)))).backward(), steps=6,
-          expect={"heads.1.*": "allreduce", "heads.0.*": "sfb"})
+          expect={"*": "sfb"})
 
 
 @case
 def first_used_at_step_3_on_one_rank(rank):
     check(rank, Heads, lambda m, t: loss_of(m(t.x(6, 12), *((0, 1) if t.index >= 3 and rank.rank == 0 else (0,)))).backward(), steps=6,
-          expect={"heads.1.*": "allreduce", "heads.0.*": "sfb"})
+          expect={"*": "sfb"})
 
 
 @case
@@ -152,8 +153,8 @@ def layer_frozen_later_and_thawed_again(rank):
 
 @case
 def weight_unfrozen_later(rank):
-    """Plain Horovod never synchronizes it. It was not profiled, so it is dense."""
-    check(rank, mlp, train(6, 12), expect={"2.weight": "allreduce", "0.*": "sfb"}, prepare=frozen("2.weight"),
+    """Plain Horovod never synchronizes it. Dense at first, until it has been profiled."""
+    check(rank, mlp, train(6, 12), expect={"*": "sfb"}, prepare=frozen("2.weight"),
           before=toggle("2.weight", 2, True), horovod=False, steps=5)
 
 
@@ -171,7 +172,7 @@ def model_unfrozen_later(rank):
         m[0].requires_grad_(step >= 2)
         m[2].requires_grad_(step >= 2)
 
-    check(rank, mlp, train(6, 12), expect={"0.*": "allreduce", "2.*": "allreduce", "4.*": "sfb"}, before=before, horovod=False, steps=5)
+    check(rank, mlp, train(6, 12), expect={"*": "sfb"}, before=before, horovod=False, steps=5)
 
 
 @case
