@@ -112,8 +112,8 @@ void EmbeddingLayer::ChooseResult(Target& t, bool* has_extra) {
 
 // A dense result that nothing else has been put into. Where it is .grad itself it holds zeros: else there would be an extra part.
 void EmbeddingLayer::ClearResult(Target& t) {
-  if (t.result.is_same(t.local)) return;
-  const bool kept = touched_known_ && !t.fresh && t.result._version() == touched_version_;
+  if (!t.in_buffer) return;
+  const bool kept = touched_known_ && !t.fresh && t.buffer._version() == touched_version_;
   // Writes through .data leave no trace in the version. Those that matter are to the whole gradient, such as weight decay by hand.
   if (kept && LooksZeroElsewhere(touched_, t.result)) {
     ZeroRows(touched_, t.result);
@@ -157,8 +157,8 @@ Status EmbeddingLayer::PrepareExtra(Part part, bool has_extra, Buffer* wire) {
 void EmbeddingLayer::TakeResult(Target& t) {
   if (!sparse_result_) {
     FactoredLayer::TakeResult(t);
-    touched_known_ = touched_known_ && t.result.is_same(t.buffer);
-    if (touched_known_) touched_version_ = t.result._version();
+    touched_known_ = touched_known_ && t.in_buffer;
+    if (touched_known_) touched_version_ = t.buffer._version();
     return;
   }
   const at::Tensor grad =

@@ -24,6 +24,13 @@ bool CanMark(const at::Tensor& gradient) {
 // Behind the version counter's back.
 at::Tensor MarkedElement(const at::Tensor& gradient) { return gradient.detach().view({-1}).narrow(0, 0, 1).variable_data(); }
 
+// Another tensor, with the same version counter. A tensor that Python has seen is referenced by its Python object as long as anybody
+// else references it, so only references to the memory tell whether a buffer is still in use.
+at::Tensor OverTheSameMemory(const at::Tensor& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
+}
+
 }  // namespace
 
 FactoredLayer::FactoredLayer(Kind kind, std::string name, at::Tensor weight, bool fp16_wire, double scale)
@@ -202,14 +209,14 @@ void FactoredLayer::ChooseResult(Target& t, bool* has_extra) {
                         t.local.scalar_type() == t.param.scalar_type() && t.local.sizes() == t.param.sizes();
   t.assign = !t.local.defined() || t.local.layout() != at::kStrided;
   t.copy_back = !t.assign && !writable;
+  t.in_buffer = !writable;
   if (writable) {
     t.result = t.local;
     return;
   }
-  const bool reusable = t.buffer.defined() && t.buffer.use_count() == 1 && t.buffer.storage().use_count() == 1;
-  t.fresh = !reusable;
+  t.fresh = !t.buffer.defined() || t.buffer.storage().use_count() != 1;
   if (t.fresh) t.buffer = at::empty(t.param.sizes(), t.param.options());
-  t.result = t.buffer;
+  t.result = OverTheSameMemory(t.buffer);
 }
 
 Status FactoredLayer::PrepareMessage(Buffer* message, uint32_t* flags, double* pack_seconds) {

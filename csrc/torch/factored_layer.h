@@ -110,9 +110,10 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   // One gradient of the layer.
   struct Target {
     at::Tensor param;
-    at::Tensor buffer;     // kept from step to step while nobody else holds it
+    at::Tensor buffer;     // kept from step to step while nobody else holds its memory; nobody else sees this very tensor
     bool fresh = false;    // the buffer was allocated for this step
-    at::Tensor result;     // receives the gradient: .grad itself, or the buffer
+    at::Tensor result;     // receives the gradient: .grad itself, or a tensor over the buffer's memory
+    bool in_buffer = false;  // the latter
     at::Tensor local;      // .grad as it was when the message was closed; undefined if there was none
     at::Tensor wire;       // extra part in flight
     bool assign = false;   // .grad becomes the result

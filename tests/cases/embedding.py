@@ -302,6 +302,24 @@ def more_rows_than_one_collective_takes(rank):
         module._MAX_GATHERED_ELEMENTS = None
 
 
+@case
+def bytes_as_predicted(rank):
+    """12 different ids on every rank in every step: the message has the bytes that the plan says, id and flag included."""
+
+    def run(m, t):
+        loss_of(m(torch.cat([torch.arange(12), torch.arange(12)]))).backward()
+
+    for dtype, row_bytes in ((torch.float32, 8 * 4), (torch.float64, 8 * 8), (torch.float16, 9 * 2)):
+        runs = check(rank, Table, run, expect=ROWS, dtype=dtype, steps=4)
+        decision, = runs.optimizer._session.decisions()
+        stats = runs.optimizer.stats()
+        expected = 12 * row_bytes * (rank.size - 1)
+        assert decision["row_sparse_bytes"] == expected and decision["sfb_bytes"] is None, decision
+        assert decision["global_rows"] == 24 * rank.size
+        assert stats["schemes"]["row-sparse"]["wire_bytes"] == 3 * expected
+        assert stats["early_messages"] == 3
+
+
 # ---- Passes
 
 
@@ -348,6 +366,21 @@ def same_graph_twice(rank):
 
 
 @case
+def step_that_is_thrown_away(rank):
+    """load_state_dict() between backward and step, also with rows in flight."""
+
+    def run(m, t):
+        if t.index == 2 and t.kind == "poseidon":
+            loss_of(m(t.ids(30, 7, salt=1))).backward()
+            t.optimizer.load_state_dict(t.optimizer.state_dict())
+            m.zero_grad()
+        on(9)(m, t)
+
+    check(rank, Words, run, expect=ROWS, steps=5)
+    check(rank, lambda: Words(sparse=True), run, expect=ROWS, steps=5, optimizer=plain_sgd)
+
+
+@case
 def op_sum_and_predivide(rank):
     check(rank, Words, on(9), expect=ROWS, op=rank.horovod.Sum)
     check(rank, Words, on(9), expect=ROWS, gradient_predivide_factor=2.0)
@@ -363,6 +396,19 @@ def _writing(write, zero=lambda m, o: o.zero_grad()):
         zero(m, o)
 
     return before
+
+
+@case
+def gradient_buffer_is_kept(rank):
+    addresses = []
+
+    def zero(m, o):
+        if m.embed.weight.grad is not None:
+            addresses.append(m.embed.weight.grad.data_ptr())
+        o.zero_grad()
+
+    check(rank, lambda: Table(300), on(20, high=300), expect=ROWS, zero=zero, steps=6)
+    assert len(addresses) == 5 and set(addresses[1:]) == {addresses[1]}, addresses
 
 
 @case

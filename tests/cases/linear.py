@@ -248,6 +248,20 @@ def backward_order_differs_from_forward_order(rank):
 
 
 @case
+def gradient_buffers_are_kept(rank):
+    """zero_grad() frees the gradients; their memory is used again in the next step, though Python has seen them."""
+    addresses = []
+
+    def zero(m, o):
+        if m[0].weight.grad is not None:
+            addresses.append([p.grad.data_ptr() for p in m.parameters()])
+        o.zero_grad()
+
+    check(rank, mlp, train(6, 12), expect={"*": "sfb"}, zero=zero, steps=6)
+    assert len(addresses) == 5 and all(a == addresses[1] for a in addresses[1:]), addresses
+
+
+@case
 def many_layers(rank):
     def build():
         return Sequential(*[layer for _ in range(20) for layer in (Linear(16, 16), Tanh())])
