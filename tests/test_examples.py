@@ -1,15 +1,18 @@
-"""examples/digits.py as a user runs it: under horovodrun with our optimizer and with Horovod's, and as one process."""
+"""The examples as a user runs them: under horovodrun with our optimizer and with Horovod's. digits.py first, which shows most."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.launch import environment, launch
 
-SCRIPT = str(Path(__file__).resolve().parent.parent / "examples" / "digits.py")
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+SCRIPT = str(EXAMPLES / "digits.py")
 EPOCH = re.compile(r"epoch +(\d+)/\d+ \[=+\] +\d+/\d+, loss ([\d.]+)  test accuracy ([\d.]+)%")
 SENT = re.compile(r"sent by each rank: ([\d.]+) MB; plain Horovod: ([\d.]+) MB")
 STEP = re.compile(r"trained in [\d.]+ s on (\d+) ranks?, [\d.]+ ms per step")
@@ -94,3 +97,94 @@ def test_runs_as_one_process(arguments):
     assert epochs(done.stdout)[-1][1] > 85
     assert ("nothing is exchanged" in done.stdout) == (not arguments)
     assert STEP.search(done.stdout)[1] == "1"
+
+
+# ---- The scripts that Horovod's users start from, small, once with Horovod and once with every layer as factors that can be
+
+SMALL_PICTURES = ["--width", "8", "--image-size", "32", "--batch-size", "4"]
+# Relative, of each loss. Both libraries round the same sums, in another order; measured: 1e-6 at most.
+TOLERANCE = 1e-4
+# In half precision one rounds gradients and the other factors.
+FP16_TOLERANCE = 5e-3
+
+
+def run(name, *arguments, policy="sfb"):
+    """Output of the example on two ranks, with Horovod alone if it is given ``--horovod``."""
+    return launch(2, [str(EXAMPLES / f"{name}.py"), *arguments], seconds=150, env={"POSEIDON_POLICY": policy}).expect_success().output
+
+
+def losses(output):
+    """(number, loss) of each epoch or iteration."""
+    return [(int(number), float(loss)) for number, loss in re.findall(r"(?:epoch|iteration) (\d+): loss ([\d.]+)", output)]
+
+
+def compare(ours, horovods, factored, tolerance=TOLERANCE):
+    """Same losses, and factors where they are expected."""
+    assert [number for number, _ in losses(ours)] == [number for number, _ in losses(horovods)]
+    for (number, loss), (_, expected) in zip(losses(ours), losses(horovods)):
+        assert loss == pytest.approx(expected, rel=tolerance), f"{number}\n{ours}\n{horovods}"
+    assert "as sufficient factors" not in horovods
+    assert {name: scheme_of(ours, name) for name in factored} == dict.fromkeys(factored, "sfb")
+
+
+def test_mnist(tmp_path):
+    arguments = ["--epochs", "2"]
+    horovods = run("mnist", *arguments, "--save", str(tmp_path / "horovods.pt"), "--horovod")
+    ours = run("mnist", *arguments, "--save", str(tmp_path / "ours.pt"))
+    compare(ours, horovods, ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"])
+    assert losses(ours)[1][1] < losses(ours)[0][1]
+    expected = torch.load(tmp_path / "horovods.pt")
+    for name, parameter in torch.load(tmp_path / "ours.pt").items():
+        assert (parameter - expected[name]).norm() <= TOLERANCE * expected[name].norm(), name
+
+
+def test_synthetic_benchmark_in_half_precision():
+    arguments = [*SMALL_PICTURES, "--model", "vgg16", "--fp16-allreduce", "--num-warmup-batches", "2", "--num-batches-per-iter", "2",
+                 "--num-iters", "3"]
+    ours, horovods = run("synthetic_benchmark", *arguments), run("synthetic_benchmark", *arguments, "--horovod")
+    compare(ours, horovods, ["33.weight", "36.weight", "39.weight"], FP16_TOLERANCE)
+    for output in (ours, horovods):
+        assert re.search(r"images/s per rank: [\d.]+ \+- [\d.]+\n", output) and "images/s on 2 ranks: " in output
+
+
+def test_imagenet_and_its_checkpoints(tmp_path):
+    """The third run goes on where the first one, with Horovod, was after one epoch."""
+    arguments = [*SMALL_PICTURES, "--images", "64", "--epochs", "2", "--warmup-epochs", "1.5", "--batches-per-allreduce", "2", "--checkpoints"]
+    folders = [tmp_path / name for name in ("horovods", "ours", "resumed")]
+    for folder in folders:
+        folder.mkdir()
+    horovods, ours = run("imagenet_resnet50", *arguments, str(folders[0]), "--horovod"), run("imagenet_resnet50", *arguments, str(folders[1]))
+    compare(ours, horovods, ["22.weight", "22.bias"])
+    assert all(sorted(path.name for path in folder.iterdir()) == ["epoch-1.pt", "epoch-2.pt"] for folder in folders[:2])
+    shutil.copy(folders[0] / "epoch-1.pt", folders[2])
+    resumed = losses(run("imagenet_resnet50", *arguments, str(folders[2])))
+    assert [number for number, _ in resumed] == [2]
+    assert resumed[0][1] == pytest.approx(losses(horovods)[1][1], rel=TOLERANCE)
+
+
+def test_elastic_benchmark_loses_a_rank():
+    """In iteration 4, two after the last commit: both libraries go back to it and come to the same losses again."""
+    arguments = [*SMALL_PICTURES, "--num-batches-per-iter", "2", "--num-iters", "5", "--iters-per-commit", "2", "--lose-rank-at", "4"]
+    ours, horovods = run("elastic_synthetic_benchmark", *arguments), run("elastic_synthetic_benchmark", *arguments, "--horovod")
+    compare(ours, horovods, ["22.weight", "22.bias"])
+    assert [number for number, _ in losses(ours)] == [1, 2, 3, 3, 4, 5]
+    first, again = (loss for number, loss in losses(ours) if number == 3)
+    assert again == pytest.approx(first, rel=TOLERANCE)
+    assert losses(ours)[-1][1] < losses(ours)[0][1]
+
+
+def test_word_language_model():
+    arguments = ["--words", "4000", "--vocabulary", "500", "--width", "32", "--batch-size", "4", "--bptt", "20", "--epochs", "2"]
+    ours, horovods = run("word_language_model", *arguments), run("word_language_model", *arguments, "--horovod")
+    compare(ours, horovods, ["output.weight", "output.bias"])
+    assert losses(ours)[1][1] < losses(ours)[0][1]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_one_import_selects_the_library(path):
+    source = path.read_text()
+    if path.stem != "networks":
+        assert source.count("    import horovod.torch as hvd\n") == source.count("    import poseidon_hvd as hvd  # the one line") == 1
+        assert source.count("args.horovod") <= 2 and "poseidon_hvd." not in source
+    else:
+        assert "hvd" not in source

@@ -4,7 +4,8 @@ import dataclasses
 import importlib
 from typing import Callable, Dict, Sequence
 
-MODULES = ("linear", "extra", "passes", "unused", "graphs", "precision", "sparse", "tricks", "lifecycle", "training")
+MODULES = ("linear", "extra", "passes", "unused", "graphs", "precision", "sparse", "tricks", "lifecycle", "training",
+           "compatibility")
 
 
 @dataclasses.dataclass(frozen=True)
