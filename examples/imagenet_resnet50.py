@@ -201,7 +201,7 @@ def main():
                 save(epoch + 1, model, optimizer)
 
     if hvd.rank() == 0 and not args.horovod:
-        print(optimizer.scheme_report())
+        print(optimizer.scheme_report().splitlines()[0])  # the others: a line per tensor
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--horovod", action="store_true", help="use horovod.torch instead of poseidon_hvd")
 parser.add_argument("--epochs", type=int, default=10, help="passes over the training images (default: %(default)s)")
 parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step (default: %(default)s)")
-parser.add_argument("--lr", type=float, default=0.01, help="learning rate per rank (default: %(default)s)")
+parser.add_argument("--lr", type=float, default=0.03, help="learning rate per rank (default: %(default)s)")
 parser.add_argument("--momentum", type=float, default=0.5, help="of SGD (default: %(default)s)")
 parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients and factors in half precision")
 parser.add_argument("--gradient-predivide-factor", type=float, default=1.0,

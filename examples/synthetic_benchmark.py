@@ -83,7 +83,7 @@ def main():
     say(f"images/s per rank: {mean:.1f} +- {spread:.1f}")
     say(f"images/s on {hvd.size()} ranks: {hvd.size() * mean:.1f} +- {hvd.size() * spread:.1f}")
     if not args.horovod:
-        say(optimizer.scheme_report())
+        say(optimizer.scheme_report().splitlines()[0])  # the others: a line per tensor
 
 
 if __name__ == "__main__":

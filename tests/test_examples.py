@@ -102,15 +102,15 @@ def test_runs_as_one_process(arguments):
 # ---- The scripts that Horovod's users start from, small, once with Horovod and once with every layer as factors that can be
 
 SMALL_PICTURES = ["--width", "8", "--image-size", "32", "--batch-size", "4"]
-# Relative, of each loss. Both libraries round the same sums, in another order; measured: 1e-6 at most.
+# Relative, of each loss. Both libraries round the same sums in another order, and in half precision one rounds gradients, the other
+# factors. Measured: 4e-6 at most; a gradient that is wrong in one layer shows in the third digit.
 TOLERANCE = 1e-4
-# In half precision one rounds gradients and the other factors.
-FP16_TOLERANCE = 5e-3
 
 
-def run(name, *arguments, policy="sfb"):
+def run(name, *arguments, options=()):
     """Output of the example on two ranks, with Horovod alone if it is given ``--horovod``."""
-    return launch(2, [str(EXAMPLES / f"{name}.py"), *arguments], seconds=150, env={"POSEIDON_POLICY": policy}).expect_success().output
+    script = str(EXAMPLES / f"{name}.py")
+    return launch(2, [script, *arguments], seconds=150, env={"POSEIDON_POLICY": "sfb"}, options=options).expect_success().output
 
 
 def losses(output):
@@ -118,20 +118,20 @@ def losses(output):
     return [(int(number), float(loss)) for number, loss in re.findall(r"(?:epoch|iteration) (\d+): loss ([\d.]+)", output)]
 
 
-def compare(ours, horovods, factored, tolerance=TOLERANCE):
-    """Same losses, and factors where they are expected."""
+def compare(ours, horovods, factored):
+    """Same losses, and at least so many tensors as factors."""
     assert [number for number, _ in losses(ours)] == [number for number, _ in losses(horovods)]
     for (number, loss), (_, expected) in zip(losses(ours), losses(horovods)):
-        assert loss == pytest.approx(expected, rel=tolerance), f"{number}\n{ours}\n{horovods}"
+        assert loss == pytest.approx(expected, rel=TOLERANCE), f"{number}\n{ours}\n{horovods}"
     assert "as sufficient factors" not in horovods
-    assert {name: scheme_of(ours, name) for name in factored} == dict.fromkeys(factored, "sfb")
+    assert int(re.search(r"2 ranks, policy sfb: (\d+) of \d+ tensors as sufficient factors", ours)[1]) >= factored, ours
 
 
 def test_mnist(tmp_path):
-    arguments = ["--epochs", "2"]
+    arguments = ["--epochs", "2", "--lr", "0.01"]  # with more, a rounding error decides on percents of the loss, in Horovod alone too
     horovods = run("mnist", *arguments, "--save", str(tmp_path / "horovods.pt"), "--horovod")
     ours = run("mnist", *arguments, "--save", str(tmp_path / "ours.pt"))
-    compare(ours, horovods, ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"])
+    compare(ours, horovods, factored=4)
     assert losses(ours)[1][1] < losses(ours)[0][1]
     expected = torch.load(tmp_path / "horovods.pt")
     for name, parameter in torch.load(tmp_path / "ours.pt").items():
@@ -140,9 +140,9 @@ def test_mnist(tmp_path):
 
 def test_synthetic_benchmark_in_half_precision():
     arguments = [*SMALL_PICTURES, "--model", "vgg16", "--fp16-allreduce", "--num-warmup-batches", "2", "--num-batches-per-iter", "2",
-                 "--num-iters", "3"]
+                 "--num-iters", "3", "--lr", "0.2"]
     ours, horovods = run("synthetic_benchmark", *arguments), run("synthetic_benchmark", *arguments, "--horovod")
-    compare(ours, horovods, ["33.weight", "36.weight", "39.weight"], FP16_TOLERANCE)
+    compare(ours, horovods, factored=6)
     for output in (ours, horovods):
         assert re.search(r"images/s per rank: [\d.]+ \+- [\d.]+\n", output) and "images/s on 2 ranks: " in output
 
@@ -154,7 +154,7 @@ def test_imagenet_and_its_checkpoints(tmp_path):
     for folder in folders:
         folder.mkdir()
     horovods, ours = run("imagenet_resnet50", *arguments, str(folders[0]), "--horovod"), run("imagenet_resnet50", *arguments, str(folders[1]))
-    compare(ours, horovods, ["22.weight", "22.bias"])
+    compare(ours, horovods, factored=2)
     assert all(sorted(path.name for path in folder.iterdir()) == ["epoch-1.pt", "epoch-2.pt"] for folder in folders[:2])
     shutil.copy(folders[0] / "epoch-1.pt", folders[2])
     resumed = losses(run("imagenet_resnet50", *arguments, str(folders[2])))
@@ -162,21 +162,37 @@ def test_imagenet_and_its_checkpoints(tmp_path):
     assert resumed[0][1] == pytest.approx(losses(horovods)[1][1], rel=TOLERANCE)
 
 
-def test_elastic_benchmark_loses_a_rank():
-    """In iteration 4, two after the last commit: both libraries go back to it and come to the same losses again."""
-    arguments = [*SMALL_PICTURES, "--num-batches-per-iter", "2", "--num-iters", "5", "--iters-per-commit", "2", "--lose-rank-at", "4"]
-    ours, horovods = run("elastic_synthetic_benchmark", *arguments), run("elastic_synthetic_benchmark", *arguments, "--horovod")
-    compare(ours, horovods, ["22.weight", "22.bias"])
+ELASTIC = [*SMALL_PICTURES, "--num-batches-per-iter", "2", "--num-iters", "5", "--iters-per-commit", "2", "--lose-rank-at", "4"]
+
+
+def test_elastic_benchmark_goes_back_to_the_last_commit():
+    """From iteration 4 to the end of 2: both libraries start again in the same processes and come to the same losses."""
+    ours, horovods = run("elastic_synthetic_benchmark", *ELASTIC), run("elastic_synthetic_benchmark", *ELASTIC, "--horovod")
+    compare(ours, horovods, factored=2)
     assert [number for number, _ in losses(ours)] == [1, 2, 3, 3, 4, 5]
     first, again = (loss for number, loss in losses(ours) if number == 3)
     assert again == pytest.approx(first, rel=TOLERANCE)
     assert losses(ours)[-1][1] < losses(ours)[0][1]
 
 
+def test_elastic_benchmark_survives_the_death_of_a_rank(tmp_path):
+    """The other one goes on alone. Two names of this machine stand for two hosts: the dead rank's is not used again."""
+    hosts = tmp_path / "hosts.sh"
+    hosts.write_text("#!/bin/sh\necho localhost:1\necho 127.0.0.1:1\n")
+    hosts.chmod(0o755)
+    options = ["--min-np", "1", "--max-np", "2", "--network-interface", "lo", "--host-discovery-script", str(hosts)]
+    ours, horovods = (run("elastic_synthetic_benchmark", *ELASTIC, *extra, options=options) for extra in ([], ["--horovod"]))
+    assert [number for number, _ in losses(ours)] == [number for number, _ in losses(horovods)] == [1, 2, 3, 3, 4, 5]
+    for output in (ours, horovods):
+        assert [int(ranks) for ranks in re.findall(r"images/s per rank on (\d) ranks", output)] == [2, 2, 2, 1, 1, 1]
+    for (number, loss), (_, expected) in zip(losses(ours), losses(horovods)):
+        assert loss == pytest.approx(expected, rel=TOLERANCE), number
+
+
 def test_word_language_model():
     arguments = ["--words", "4000", "--vocabulary", "500", "--width", "32", "--batch-size", "4", "--bptt", "20", "--epochs", "2"]
     ours, horovods = run("word_language_model", *arguments), run("word_language_model", *arguments, "--horovod")
-    compare(ours, horovods, ["output.weight", "output.bias"])
+    compare(ours, horovods, factored=2)
     assert losses(ours)[1][1] < losses(ours)[0][1]
 
 
