@@ -8,6 +8,7 @@ import pytest
 
 import poseidon_hvd as hvd
 from harness.launch import launch
+from harness.registry import cases_of
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -62,6 +63,44 @@ def test_arguments_in_the_configuration_page():
     for name, default in horovods:
         if default:
             assert eval(default, dict(vars(hvd))) == signature[name].default, name
+
+
+def compatibility_rows():
+    """Cells of all tables of the compatibility page."""
+    lines = (ROOT / "docs" / "compatibility.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    return [row for row in rows if row[0] not in ("feature", "---")]
+
+
+def exists(name):
+    """``module.case`` of tests/cases, or ``test_module.test_function``."""
+    module, _, function = name.partition(".")
+    if module.startswith("test_"):
+        path = ROOT / "tests" / f"{module}.py"
+        return path.exists() and re.search(rf"^def {function}\(", path.read_text(), re.MULTILINE) is not None
+    return (ROOT / "tests" / "cases" / f"{module}.py").exists() and function in cases_of(module)
+
+
+def test_compatibility_rows_are_tested():
+    rows = compatibility_rows()
+    assert len(rows) > 60 and all(len(row) == 4 for row in rows)
+    for feature, _, _, tests in rows:
+        names = re.findall(r"`([^`]+)`", tests)
+        assert names and tests == ", ".join(f"`{name}`" for name in names), feature
+        assert not [name for name in names if not exists(name)], feature
+
+
+def test_compatibility_words():
+    """A cell starts with a word that the page explains, or says in full what both libraries do."""
+    for feature, horovod, ours, _ in compatibility_rows():
+        both = horovod.partition(",")[0] == ours.partition(",")[0]
+        for cell in (horovod, ours):
+            assert both or re.match(r"(works|differs|refused|fails|hangs)\b", cell) or cell == "run twice", feature
+
+
+def test_all_cases_of_the_compatibility_module_are_in_the_page():
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    assert not [name for name in cases_of("compatibility") if f"`compatibility.{name}`" not in page]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -311,11 +311,11 @@ def bytes_as_predicted(rank):
 
     for dtype, row_bytes in ((torch.float32, 8 * 4), (torch.float64, 8 * 8), (torch.float16, 9 * 2)):
         runs = check(rank, Table, run, expect=ROWS, dtype=dtype, steps=4)
-        decision, = runs.optimizer._session.decisions()
+        tensor, = runs.optimizer.plan()["tensors"]
         stats = runs.optimizer.stats()
         expected = 12 * row_bytes * (rank.size - 1)
-        assert decision["row_sparse_bytes"] == expected and decision["sfb_bytes"] is None, decision
-        assert decision["global_rows"] == 24 * rank.size
+        assert tensor["costs"]["row-sparse"]["bytes"] == expected and tensor["costs"]["sfb"]["bytes"] is None, tensor
+        assert tensor["rows"] == 24 * rank.size
         assert stats["schemes"]["row-sparse"]["wire_bytes"] == 3 * expected
         assert stats["early_messages"] == 3
 

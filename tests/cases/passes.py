@@ -4,7 +4,7 @@ import torch
 from torch.nn import Linear, Sequential, Tanh
 
 from cases.linear import loss_of, mlp, train
-from harness.compare import check, expect_error, poseidon_warnings, relative_error, schemes_of, sgd
+from harness.compare import assert_schemes, check, expect_error, poseidon_warnings, relative_error, schemes_of, sgd
 from harness.registry import case
 
 import poseidon_hvd as hvd

@@ -103,10 +103,10 @@ def _kill(processes: Sequence[psutil.Process]) -> None:
     psutil.wait_procs(processes, timeout=10)
 
 
-def launch(ranks: int, arguments: Sequence[str], *, seconds: float, env: Mapping[str, str] = {}) -> Launched:
-    """``horovodrun -np ranks python arguments...`` on loopback; after ``seconds`` everything is killed."""
+def launch(ranks: int, arguments: Sequence[str], *, seconds: float, env: Mapping[str, str] = {}, options: Sequence[str] = ()) -> Launched:
+    """``horovodrun -np ranks options... python arguments...`` on loopback; after ``seconds`` everything is killed."""
     mark = uuid.uuid4().hex
-    command = [horovodrun(), "-np", str(ranks), sys.executable, *arguments]
+    command = [horovodrun(), "-np", str(ranks), *options, sys.executable, *arguments]
     begin = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
