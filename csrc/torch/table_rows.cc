@@ -92,9 +92,10 @@ Status AssignSlots(const TableRows& rows, int64_t table_rows, IdSlots* slots, st
   const int64_t* ids = rows.ids.const_data_ptr<int64_t>();
   slot_of->resize(rows.ids.numel());
   for (size_t i = 0; i < slot_of->size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= table_rows) {
-      return Status::InvalidArgument("id " + std::to_string(ids[i]) + " is no row of the table, which has " + std::to_string(table_rows));
-    }
+    if (ids[i] >= 0 && ids[i] < table_rows) continue;
+    return Status::InvalidArgument("id " + std::to_string(ids[i]) + " is no row of the table, which has " + std::to_string(table_rows));
+  }
+  for (size_t i = 0; i < slot_of->size(); ++i) {
     (*slot_of)[i] = ids[i] == rows.padding ? -1 : static_cast<int64_t>(slots->SlotOf(static_cast<uint32_t>(ids[i])));
   }
   return Status::OK();

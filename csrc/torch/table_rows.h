@@ -26,7 +26,8 @@ struct TableRows {
 // scale_grad_by_freq: divides by how often the id occurs in the call, padding included, as PyTorch does.
 void DivideByFrequency(TableRows* rows);
 
-// Slot of each i, new ones added to *slots; -1 for padding. kInvalidArgument for an id that is no row of the table.
+// Slot of each i, new ones added to *slots; -1 for padding. kInvalidArgument for an id that is no row of the table; *slots is then
+// as it was.
 Status AssignSlots(const TableRows& rows, int64_t table_rows, IdSlots* slots, std::vector<int64_t>* slot_of);
 
 // sums[slot_of[i]] += coefficient[i] * d[source[i]]. sums: float32 or float64, with unit stride within a row.

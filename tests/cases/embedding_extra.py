@@ -7,8 +7,10 @@ from torch.utils.checkpoint import checkpoint
 
 from cases.embedding import DENSE, ONE_STOP, ROWS, Table, Words, on
 from cases.linear import loss_of
-from harness.compare import check, reasons_of
+from harness.compare import check, reasons_of, schemes_of, sgd
 from harness.registry import case
+
+import poseidon_hvd as hvd
 
 
 def with_penalty(when):
@@ -191,3 +193,39 @@ def compiled(rank):
         loss_of(forms[id(m)](t.ids(30, 9))).backward()
 
     check(rank, Words, run, expect=DENSE)
+
+
+# ---- Options of the optimizer
+
+
+@case
+def group_keeps_it_dense(rank):
+    check(rank, Words, on(9), expect={**DENSE, "head.*": "allreduce"}, groups=[["embed.weight", "head.weight", "head.bias"]])
+
+
+@case
+def optimizer_that_was_dropped(rank):
+    """The table belongs to the latest optimizer; the first one's plan is gone with it."""
+    model = Words()
+    for policy, expected in (("sfb", "row-sparse"), ("allreduce", "allreduce"), ("sfb", "row-sparse")):
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), policy=policy)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model(rank.integers(step, 30, 9))).backward()
+            optimizer.step()
+        rank.assert_same_everywhere([p.grad for p in model.parameters()], f"gradients under policy {policy}")
+        assert schemes_of(optimizer)["embed.weight"] == expected
+        del optimizer
+
+
+@case(ranks=(4,))
+def process_set_of_two(rank):
+    for sparse in (False, True):
+        check(rank, lambda: Table(sparse=sparse), on(lambda t: (3 + 4 * rank.rank,)), expect=ROWS, process_set=rank.subset,
+              optimizer=lambda p: torch.optim.SGD(p, lr=0.05))
+
+
+@case(ranks=(4,))
+def process_set_and_extra(rank):
+    check(rank, Words, with_penalty(lambda t: t.index == 2 and rank.rank == 1), expect=DENSE, process_set=rank.subset,
+          warns=ONE_STOP if rank.subset.included() else ())
