@@ -29,7 +29,7 @@ def epochs(output):
 
 @pytest.fixture(scope="module")
 def ours():
-    return launch(2, [SCRIPT, *SHORT], seconds=120).expect_success().output
+    return launch(2, [SCRIPT, *SHORT], seconds=120, env={"POSEIDON_POLICY": "bytes"}).expect_success().output
 
 
 @pytest.fixture(scope="module")

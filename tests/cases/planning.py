@@ -212,3 +212,44 @@ def different_networks_are_an_error(rank):
         assert "network=" in str(error), error
     else:
         raise AssertionError("no ValueError")
+
+
+class Words(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(400, 32)
+        self.head = Linear(32, 4)
+
+    def forward(self, ids):
+        return self.head(self.table(ids))
+
+
+@case
+def tables_by_time(rank):
+    """A table of many rows that few ids touch, on a slow network; many ids on a fast one."""
+
+    def few(m, t):
+        loss_of(m(t.ids(400, 6))).backward()
+
+    def many(m, t):
+        loss_of(m(t.ids(400, 600))).backward()
+
+    runs = check(rank, Words, few, expect={"table.*": "row-sparse"}, policy="time", network=SLOW, steps=6)
+    table = next(t for t in same_plan(rank, runs.optimizer)["tensors"] if t["name"] == "table.weight")
+    assert table["costs"]["row-sparse"]["seconds"] < table["costs"]["allreduce"]["seconds"]
+    assert "by touched rows" in runs.optimizer.scheme_report() and "sfb or rows ms" in runs.optimizer.scheme_report()
+    check(rank, Words, many, expect={"table.*": "allreduce"}, policy="time", network=SLOW)
+
+
+@case(seconds=120)
+def ids_change_for_good(rank):
+    """The rows of a table are those of its merged ids."""
+    seen = []
+
+    def zero(model, optimizer):
+        seen.append(schemes_of(optimizer).get("table.weight"))
+        optimizer.zero_grad()
+
+    check(rank, Words, lambda m, t: loss_of(m(t.ids(400, 6 if t.index < 5 or t.index >= 12 else 3000))).backward(),
+          expect={"table.*": "row-sparse"}, policy="bytes", steps=21, zero=zero)
+    assert seen[1:9] == ["row-sparse"] * 8 and seen[9:19] == ["allreduce"] * 10 and seen[19:] == ["row-sparse"] * 2, seen
