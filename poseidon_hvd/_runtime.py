@@ -69,4 +69,18 @@ def _follow_horovod_restarts() -> None:
         setattr(library, name, call)
 
 
+def _follow_joins() -> None:
+    # All ranks call join() and leave it together, perhaps after different numbers of steps. Later plans are made at steps counted from here.
+    library = horovod_torch.mpi_ops.mpi_lib
+    original = library.horovod_torch_join
+
+    def horovod_torch_join(*args):
+        for optimizer in list(_optimizers):
+            optimizer._note_join()
+        return original(*args)
+
+    library.horovod_torch_join = horovod_torch_join
+
+
 _follow_horovod_restarts()
+_follow_joins()

@@ -112,6 +112,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _close_session(self):
         self._session = None
 
+    def _note_join(self):
+        if self._session is not None:
+            self._session.note_join()
+
     def _reopen_session(self):
         # Process sets other than the global one are not registered yet at this moment; the next call that needs one looks again.
         if self._session is None and self.process_set is global_process_set:

@@ -1,4 +1,4 @@
-// Small control data: each rank contributes bytes, every rank receives all of them in rank order. Used where ranks must agree.
+// Small control data, where ranks must agree: each rank contributes bytes, every rank receives all of them in rank order.
 #pragma once
 
 #include <cstdint>
@@ -13,5 +13,9 @@ namespace poseidon {
 // Blocks until done. All ranks of the process set must call it with the same name; a rank may contribute nothing.
 Status GatherBytes(Engine& engine, const std::string& name, int process_set, const std::vector<uint8_t>& mine,
                    std::vector<std::vector<uint8_t>>* by_rank);
+
+// How many ranks call it: all of the process set but those that have joined (hvd.join()), for which Horovod puts zeros into a sum. An
+// allgather would fail then. The same on all ranks that call it. Blocks.
+Status CountRanks(Engine& engine, const std::string& name, int process_set, int* count);
 
 }  // namespace poseidon

@@ -211,6 +211,7 @@ PYBIND11_MODULE(_C, m) {
       .def("set_passes_per_step", &Session::SetPassesPerStep, ReleaseGil())
       .def("note_zeroed", &Session::NoteZeroed, ReleaseGil())
       .def("note_updated", &Session::NoteUpdated, ReleaseGil())
+      .def("note_join", &Session::NoteJoin, ReleaseGil())
       .def("has_open_handles", &Session::HasOpenHandles, ReleaseGil())
       .def("touched_parameters", &Session::TouchedParameters, ReleaseGil())
       .def("delays", &Session::Delays, ReleaseGil())

@@ -297,7 +297,7 @@ std::vector<int> Session::Flush() {
   std::lock_guard<std::mutex> lock(mutex_);
   Attach();
   RecordTimeline();
-  if (PlanIsDue()) {
+  if (PlanIsDue() && !PutOffWhileRanksAreMissing()) {
     for (Parameter& p : parameters_) {
       if (p.counter.touched() && !p.counter.ready()) CheckProfile(p);
     }
@@ -358,6 +358,7 @@ std::vector<std::pair<int, at::Tensor>> Session::Finish() {
   NoteRows();
   EndStep();
   ++stats_.steps;
+  ++plan_clock_;
   // All ranks read the same flags, so all of them stop here or none.
   for (int weight : flagged) {
     if (parameters_[weight].layer_weight < 0) continue;  // a new plan has just made it dense
@@ -422,6 +423,12 @@ void Session::NoteUpdated() {
   std::lock_guard<std::mutex> lock(mutex_);
   step_began_ = Clock::now();
   update_seconds_ = SecondsBetween(finished_, step_began_);
+}
+
+void Session::NoteJoin() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  plan_clock_ = 0;
+  RestartPlanClock();
 }
 
 // ---- Views -----------------------------------------------------------------------------------------------------------------

@@ -70,6 +70,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void NoteZeroed();
   // The optimizer's own step, which follows synchronize(), is over.
   void NoteUpdated();
+  // This rank calls hvd.join(), after which all ranks go on together, whatever number of steps each has done before.
+  void NoteJoin();
 
   // ---- Views for Python: Horovod's private attributes, reports.
   bool HasOpenHandles() const;
@@ -145,6 +147,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
 
   // Agreement (session_plan.cc).
   bool PlanIsDue() const;
+  bool PutOffWhileRanksAreMissing();
+  void RestartPlanClock();
   Status AgreeOnPlan();
   Status Calibrate();
   RankProfile LocalProfile() const;
@@ -188,7 +192,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   Plan next_plan_;                // agreed in this step, in force from the next
   MergedProfile merged_profile_;  // what it was made from
   bool adopt_next_plan_ = false;
-  int64_t next_plan_at_ = 0;      // step
+  int64_t plan_clock_ = 0;        // steps, the same number on all ranks: since the last join()
+  int64_t next_plan_at_ = 0;      // on that clock
   int steps_of_other_rows_ = 0;   // in a row, in which some factored layer had far other rows than the plan expects
 
   Clock::time_point step_began_ = Clock::now();

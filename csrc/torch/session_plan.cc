@@ -147,7 +147,22 @@ Status Session::AgreeOnPlan() {
 bool Session::PlanIsDue() const {
   if (!planned_) return true;
   if (options_.size <= 1 || options_.policy == Policy::kAllreduce) return false;
-  return stats_.steps >= next_plan_at_ || steps_of_other_rows_ >= kStepsOfOtherRows;
+  return plan_clock_ >= next_plan_at_ || steps_of_other_rows_ >= kStepsOfOtherRows;
+}
+
+// Ranks that have joined take part in allreduces only, so while there are such a plan that needs none of them now is kept.
+bool Session::PutOffWhileRanksAreMissing() {
+  if (!planned_) return false;
+  int ranks = 0;
+  ThrowIfFailed(CountRanks(*engine_, WireName("agree", "present"), options_.process_set, &ranks));
+  if (ranks == options_.size) return false;
+  RestartPlanClock();
+  return true;
+}
+
+void Session::RestartPlanClock() {
+  next_plan_at_ = plan_clock_ + kFirstRevision;
+  steps_of_other_rows_ = 0;
 }
 
 // That the plan in force was made for.
@@ -292,7 +307,7 @@ void Session::KeepUnused(Plan* plan) const {
 }
 
 void Session::AdoptPlan() {
-  next_plan_at_ = std::max(kFirstRevision, std::min(2 * stats_.steps + 2, stats_.steps + kMostStepsBetweenPlans));
+  next_plan_at_ = std::max(kFirstRevision, std::min(2 * plan_clock_ + 2, plan_clock_ + kMostStepsBetweenPlans));
   steps_of_other_rows_ = 0;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const bool factored = parameters_[i].layer_weight == static_cast<int>(i);

@@ -30,7 +30,7 @@ void Session::NoteReady(const Factored& factored) {
 // The beginning of synchronize(). Undoes, in the order of time, what the plan in force did to backward: factored layers skipped their local
 // product and packed rows, and rebuilding took time from backward where they shared cores.
 void Session::RecordTimeline() {
-  if (options_.policy != Policy::kTime || stats_.steps + static_cast<int64_t>(kSteps) <= next_plan_at_) return;
+  if (options_.policy != Policy::kTime || plan_clock_ + static_cast<int64_t>(kSteps) <= next_plan_at_) return;
   const Clock::time_point now = Clock::now();
   std::vector<size_t> order;
   for (size_t i = 0; i < parameters_.size(); ++i) {

@@ -253,3 +253,26 @@ def ids_change_for_good(rank):
     check(rank, Words, lambda m, t: loss_of(m(t.ids(400, 6 if t.index < 5 or t.index >= 12 else 3000))).backward(),
           expect={"table.*": "row-sparse"}, policy="bytes", steps=21, zero=zero)
     assert seen[1:9] == ["row-sparse"] * 8 and seen[9:19] == ["allreduce"] * 10 and seen[19:] == ["row-sparse"] * 2, seen
+
+
+@case(seconds=120)
+def ranks_that_have_joined_put_a_plan_off(rank):
+    """Uneven steps with everything dense: works as in Horovod, also where a plan would be due (steps 3 and 8)."""
+    torch.manual_seed(7)
+    model = Sequential(Linear(64, 8))
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), policy="bytes")
+    for step in range(12 if rank.rank == 0 else 2):
+        optimizer.zero_grad()
+        loss_of(model(rank.random(step, 100, 64).float())).backward()
+        optimizer.step()
+    assert rank.horovod.join() == 0
+    assert set(schemes_of(optimizer).values()) == {"allreduce"}
+    made = rank.horovod.allgather_object(optimizer.plan()["made_at_step"], name="planning.made")
+    assert set(made) == {0}, made
+    # Afterwards all are in step again, whatever they have counted before.
+    for step in range(20, 32):
+        optimizer.zero_grad()
+        loss_of(model(rank.random(step, 100 if step < 22 else 1, 64).float())).backward()
+        optimizer.step()
+    assert set(schemes_of(optimizer).values()) == {"sfb"}
+    same_plan(rank, optimizer)
