@@ -276,7 +276,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             step, mean over ranks, and ``seconds``: transfer and the tensor's own work alone, nothing hidden; both None where the
             scheme cannot be used or they are not known. With policy ``"time"`` also ``network`` (``alpha_seconds`` and ``beta_seconds_per_byte`` of ``allreduce``, per byte
             of tensor, and of ``allgather``, per byte gathered from all ranks; ``skew_seconds``, by which the first rank waited for
-            the last), ``predicted_step_seconds``, ``exposed_seconds`` (of it, communication that backward does not hide) and
+            the last), ``network_load`` (how many times slower than when it was measured idle the network was in the steps observed),
+            ``predicted_step_seconds``, ``exposed_seconds`` (of it, communication that backward does not hide) and
             ``predicted_dense_step_seconds``, as plain Horovod would take; otherwise None.
         """
         plan = self._session.plan() if self._session is not None else None
@@ -289,6 +290,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             "size": plan["size"],
             "made_at_step": plan["made_at_step"],
             "network": plan["network"],
+            "network_load": plan["network_load"] if plan["network"] else None,
             "predicted_step_seconds": chosen.get("step_seconds"),
             "exposed_seconds": chosen.get("exposed_seconds"),
             "predicted_dense_step_seconds": dense.get("step_seconds"),

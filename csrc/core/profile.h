@@ -35,6 +35,7 @@ struct RankProfile {
   uint64_t settings_hash = 0;  // of settings_text, or of more than it shows
   std::string settings_text;   // one "key=value" per line; quoted in the error when ranks differ
   double compute_seconds = 0;  // from the step's beginning to synchronize(), as if everything were dense
+  double step_seconds = 0;     // to the end of synchronize(), under the plan in force; 0: not known
   std::vector<TensorProfile> tensors;
 };
 
@@ -55,6 +56,7 @@ struct MergedTensor {
 struct MergedProfile {
   std::vector<MergedTensor> tensors;  // in the order of every rank's RankProfile::tensors
   double compute_seconds = 0;         // of the slowest rank
+  double step_seconds = 0;            // of the slowest rank
 };
 
 // Elements of a tensor of this shape; INT64_MAX if that does not fit.

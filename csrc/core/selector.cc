@@ -211,7 +211,12 @@ std::string MillisecondsText(double seconds) {
 
 void DecideByTime(const MergedProfile& profile, const std::vector<SchemeOverride>& overrides, const SelectorSettings& settings,
                   const TimeInputs& inputs, std::vector<TensorDecision>* decisions, StepPrediction* prediction) {
-  const StepModel model = MakeStepModel(profile, *decisions, settings, inputs);
+  StepModel model = MakeStepModel(profile, *decisions, settings, inputs);
+  double load = 1;
+  if (inputs.current.size() == decisions->size() && profile.step_seconds > 0) {
+    load = NetworkLoad(model, inputs.current, profile.step_seconds);
+    model = UnderLoad(model, load);
+  }
   std::vector<Scheme> alternative(decisions->size(), Scheme::kAllreduce);
   std::vector<bool> forced(decisions->size(), false);
   for (size_t i = 0; i < decisions->size(); ++i) {
@@ -254,7 +259,7 @@ void DecideByTime(const MergedProfile& profile, const std::vector<SchemeOverride
       decision.reason = "time: " + alone + " alone, " + (factored ? "but it shortens the step" : "but hidden or too small a gain");
     }
   }
-  if (prediction != nullptr) *prediction = {true, choice.chosen, choice.dense};
+  if (prediction != nullptr) *prediction = {true, choice.chosen, choice.dense, load};
 }
 
 }  // namespace

@@ -47,6 +47,7 @@ struct StepPrediction {
   bool known = false;
   StepEstimate chosen;
   StepEstimate dense;  // everything allreduced that may be: plain Horovod
+  double network_load = 1;  // how many times slower than when idle the network was taken to be (NetworkLoad)
 };
 
 // Rules, first match wins:

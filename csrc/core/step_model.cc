@@ -42,7 +42,31 @@ std::vector<Message> MakeMessages(const StepModel& model, const std::vector<Sche
   return messages;
 }
 
+// Below this share of the step, waiting for the network is lost in the noise of everything else.
+constexpr double kLeastExposed = 0.1;
+constexpr double kLeastLoad = 0.5, kMostLoad = 3;
+
 }  // namespace
+
+StepModel UnderLoad(const StepModel& model, double load) {
+  StepModel slower = model;
+  for (AlphaBeta* cost : {&slower.allreduce, &slower.allgather}) {
+    cost->alpha *= load;
+    cost->beta *= load;
+  }
+  return slower;
+}
+
+double NetworkLoad(const StepModel& model, const std::vector<Scheme>& schemes, double observed) {
+  const StepEstimate idle = SimulateStep(model, schemes);
+  if (idle.exposed() < kLeastExposed * idle.step) return 1;
+  double low = kLeastLoad, high = kMostLoad;
+  for (int i = 0; i < 30; ++i) {  // the step grows with the load
+    const double middle = (low + high) / 2;
+    (SimulateStep(UnderLoad(model, middle), schemes).step < observed ? low : high) = middle;
+  }
+  return (low + high) / 2;
+}
 
 StepEstimate SimulateStep(const StepModel& model, const std::vector<Scheme>& schemes) {
   StepEstimate estimate;

@@ -49,6 +49,12 @@ struct StepEstimate {
   double exposed() const { return step - compute; }
 };
 
+// How many times slower than in `model` the network must be for the step to take `observed` seconds under `schemes`: a network that was
+// measured idle has the processors of a step against it. From 0.5 to 3; 1 where the network decides too little of the step to tell.
+double NetworkLoad(const StepModel& model, const std::vector<Scheme>& schemes, double observed);
+// The model with a network that many times slower.
+StepModel UnderLoad(const StepModel& model, double load);
+
 // schemes: one per tensor. Everything but allreduce is a gather of factors or rows.
 StepEstimate SimulateStep(const StepModel& model, const std::vector<Scheme>& schemes);
 

@@ -136,6 +136,7 @@ py::object ToDict(const Plan& plan) {
     network["clamped"] = plan.network.clamped;
     dict["network"] = network;
   }
+  dict["network_load"] = plan.prediction.network_load;
   dict["predicted"] = plan.prediction.known ? py::object(ToDict(plan.prediction.chosen)) : py::none();
   dict["predicted_dense"] = plan.prediction.known ? py::object(ToDict(plan.prediction.dense)) : py::none();
   return dict;

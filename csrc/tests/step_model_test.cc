@@ -86,6 +86,18 @@ TEST(ABiasTravelsWithItsWeight) {
   POSEIDON_CHECK_NEAR(SimulateStep(model, {kA, kA}).channel, 11.04, 1e-12);
 }
 
+TEST(LoadIsWhatExplainsTheObservedStep) {
+  const StepModel model = Model({Tensor(1, 300), Tensor(2, 200), Tensor(3, 100)}, 3);
+  const std::vector<Scheme> schemes = {kA, kA, kA};
+  for (double load : {0.6, 1.0, 2.5}) {
+    POSEIDON_CHECK_NEAR(NetworkLoad(model, schemes, SimulateStep(UnderLoad(model, load), schemes).step), load, 1e-6);
+  }
+  POSEIDON_CHECK_NEAR(NetworkLoad(model, schemes, 1000), 3, 1e-6);
+  POSEIDON_CHECK_NEAR(NetworkLoad(model, schemes, 0.1), 0.5, 1e-6);
+  // All hidden: a step that takes longer says nothing of the network.
+  POSEIDON_CHECK_EQ(NetworkLoad(Model({Tensor(1, 100)}, 100), {kA}, 120), 1.0);
+}
+
 TEST(WithoutAGradientATensorIsSentAtTheEnd) {
   POSEIDON_CHECK_NEAR(SimulateStep(Model({Tensor(-1, 100)}, 7), {kA}).step, 7 + 2, 1e-12);
   POSEIDON_CHECK_NEAR(SimulateStep(Model({}, 7), {}).step, 7, 1e-12);

@@ -356,6 +356,7 @@ std::vector<std::pair<int, at::Tensor>> Session::Finish() {
     if (factored.exchange->gathered_flags() != 0) flagged.push_back(factored.weight);
   }
   NoteRows();
+  RecordStep();
   EndStep();
   ++stats_.steps;
   ++plan_clock_;

@@ -172,6 +172,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void NoteReady(Parameter& parameter);
   void NoteReady(const Factored& factored);
   void RecordTimeline();
+  void RecordStep();
   std::shared_ptr<SfbExchange> NewSfbExchange(const Factored& factored) const;
   std::shared_ptr<LinearLayer> NewLayer(const Parameter& p) const;
   std::shared_ptr<EmbeddingLayer> NewTable(const Parameter& p) const;
@@ -200,6 +201,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   Clock::time_point finished_ = Clock::now();  // the last synchronize()
   double update_seconds_ = 0;                  // of the last optimizer step
   std::vector<double> compute_history_;        // as ready_history, for the whole step
+  std::vector<double> step_history_;           // of the last steps under the plan in force, synchronize() included
   NetworkModel network_;
   ComputeCalibration calibration_;
   std::vector<LayerCost> my_costs_;            // per parameter, as this rank measured them

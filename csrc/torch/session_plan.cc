@@ -95,6 +95,7 @@ RankProfile Session::LocalProfile() const {
   profile.settings_text = options_.settings;
   profile.settings_hash = HashBytes(options_.settings.data(), options_.settings.size());
   profile.compute_seconds = Median(compute_history_);
+  if (!options_.network.known()) profile.step_seconds = Median(step_history_);  // a given network is taken at its word
   for (const Parameter& p : parameters_) {
     TensorProfile tensor;
     tensor.name = p.name;
@@ -315,6 +316,7 @@ void Session::AdoptPlan() {
   }
   plan_ = std::move(next_plan_);
   planned_ = true;
+  step_history_.clear();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
     ChooseCandidate(p, merged_profile_.tensors[i].base);

@@ -65,4 +65,9 @@ void Session::RecordTimeline() {
   Push(std::max(0.0, seconds - stolen_before(seconds) + shift), &compute_history_);
 }
 
+// The end of synchronize().
+void Session::RecordStep() {
+  if (options_.policy == Policy::kTime && planned_) Push(SinceStepBegan(), &step_history_);
+}
+
 }  // namespace poseidon
