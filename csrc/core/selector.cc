@@ -213,9 +213,11 @@ void DecideByTime(const MergedProfile& profile, const std::vector<SchemeOverride
                   const TimeInputs& inputs, std::vector<TensorDecision>* decisions, StepPrediction* prediction) {
   StepModel model = MakeStepModel(profile, *decisions, settings, inputs);
   double load = 1;
+  double unexplained = 0;  // of the observed step; ranks that wait for each other, above all
   if (inputs.current.size() == decisions->size() && profile.step_seconds > 0) {
     load = NetworkLoad(model, inputs.current, profile.step_seconds);
     model = UnderLoad(model, load);
+    unexplained = std::max(0.0, profile.step_seconds - SimulateStep(model, inputs.current).step);
   }
   std::vector<Scheme> alternative(decisions->size(), Scheme::kAllreduce);
   std::vector<bool> forced(decisions->size(), false);
@@ -259,7 +261,9 @@ void DecideByTime(const MergedProfile& profile, const std::vector<SchemeOverride
       decision.reason = "time: " + alone + " alone, " + (factored ? "but it shortens the step" : "but hidden or too small a gain");
     }
   }
-  if (prediction != nullptr) *prediction = {true, choice.chosen, choice.dense, load};
+  if (prediction == nullptr) return;
+  *prediction = {true, choice.chosen, choice.dense, load};
+  for (StepEstimate* estimate : {&prediction->chosen, &prediction->dense}) estimate->step += unexplained;
 }
 
 }  // namespace

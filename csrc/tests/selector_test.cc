@@ -314,6 +314,23 @@ TEST(PolicyTime) {
   POSEIDON_CHECK(prediction.known && prediction.chosen.step < prediction.dense.step);
 }
 
+TEST(PredictionFollowsTheObservedStep) {
+  MergedProfile profile;
+  profile.tensors = {Linear(4096, 4096, 256)};
+  profile.tensors[0].ready_seconds = 1;
+  profile.compute_seconds = 1.5;
+  TimeInputs inputs = SlowNetwork(1);
+  inputs.current = {Scheme::kSfb};
+  StepPrediction prediction;
+  for (double observed : {1.7, 2.2, 20.0}) {
+    profile.step_seconds = observed;
+    const auto decisions = Select(profile, {}, {Policy::kTime, 8, false}, &inputs, &prediction);
+    POSEIDON_CHECK_EQ(decisions[0].scheme, Scheme::kSfb);
+    POSEIDON_CHECK_NEAR(prediction.chosen.step, observed, 1e-6);
+  }
+  POSEIDON_CHECK_NEAR(prediction.network_load, 3, 1e-6);  // and what that does not explain is added
+}
+
 TEST(PolicyTimeForcedAndUnused) {
   MergedProfile profile;
   profile.tensors = {Linear(64, 64, 100000), Linear(4096, 4096, 0)};
