@@ -276,7 +276,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             step, mean over ranks, and ``seconds``: transfer and the tensor's own work alone, nothing hidden; both None where the
             scheme cannot be used or they are not known. With policy ``"time"`` also ``network`` (``alpha_seconds`` and ``beta_seconds_per_byte`` of ``allreduce``, per byte
             of tensor, and of ``allgather``, per byte gathered from all ranks; ``skew_seconds``, by which the first rank waited for
-            the last), ``network_load`` (how many times slower than when it was measured idle the network was in the steps observed),
+            the last), ``network_load`` (``allreduce``, ``allgather``: how many times slower than when it was measured idle the network was in the steps observed),
             ``predicted_step_seconds``, ``exposed_seconds`` (of it, communication that backward does not hide) and
             ``predicted_dense_step_seconds``, as plain Horovod would take; otherwise None.
         """

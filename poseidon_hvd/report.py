@@ -70,7 +70,7 @@ def plan_table(plan: Optional[Dict[str, Any]], *, policy: str, size: int) -> str
         network = plan["network"]
         lines.append("network: " + ", ".join(
             f"{kind} {network[kind]['alpha_seconds'] * 1e3:.2f} ms + {network[kind]['beta_seconds_per_byte'] * 1e9:.3g} ns/byte"
-            for kind in ("allreduce", "allgather")) + f"; in a step {plan['network_load']:.2f} times that")
+            for kind in ("allreduce", "allgather")) + "; in a step {allreduce:.2f} and {allgather:.2f} times that".format(**plan["network_load"]))
         step, dense = plan["predicted_step_seconds"], plan["predicted_dense_step_seconds"]
         lines.append(f"predicted step: {format_milliseconds(step)} ms, {format_milliseconds(plan['exposed_seconds'])} of them waiting; "
                      f"all allreduce {format_milliseconds(dense)} ms, {dense / step if step else 1:.2f} times as long")

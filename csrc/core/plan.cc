@@ -8,7 +8,7 @@
 namespace poseidon {
 namespace {
 
-constexpr uint32_t kMagic = 0x334e4c50;     // "PLN3"; the digit changes with the format
+constexpr uint32_t kMagic = 0x344e4c50;     // "PLN4"; the digit changes with the format
 constexpr size_t kMinDecisionBytes = 58;  // name and reason empty
 
 int ReadInt(ByteReader* reader) {
@@ -50,7 +50,8 @@ std::vector<uint8_t> EncodePlan(const Plan& plan) {
   writer.WriteBool(plan.prediction.known);
   Write(plan.prediction.chosen, &writer);
   Write(plan.prediction.dense, &writer);
-  writer.WriteDouble(plan.prediction.network_load);
+  writer.WriteDouble(plan.prediction.load.allreduce);
+  writer.WriteDouble(plan.prediction.load.allgather);
   writer.WriteU32(static_cast<uint32_t>(plan.decisions.size()));
   for (const TensorDecision& decision : plan.decisions) {
     writer.WriteString(decision.name);
@@ -80,7 +81,8 @@ Status DecodePlan(const void* data, size_t size, Plan* out) {
   out->prediction.known = reader.ReadBool();
   Read(&reader, &out->prediction.chosen);
   Read(&reader, &out->prediction.dense);
-  out->prediction.network_load = reader.ReadDouble();
+  out->prediction.load.allreduce = reader.ReadDouble();
+  out->prediction.load.allgather = reader.ReadDouble();
   out->decisions.clear();
   const uint32_t count = reader.ReadCount(kMinDecisionBytes);
   for (uint32_t i = 0; i < count && reader.ok(); ++i) {

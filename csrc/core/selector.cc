@@ -212,13 +212,11 @@ std::string MillisecondsText(double seconds) {
 void DecideByTime(const MergedProfile& profile, const std::vector<SchemeOverride>& overrides, const SelectorSettings& settings,
                   const TimeInputs& inputs, std::vector<TensorDecision>* decisions, StepPrediction* prediction) {
   StepModel model = MakeStepModel(profile, *decisions, settings, inputs);
-  double load = 1;
-  double unexplained = 0;  // of the observed step; ranks that wait for each other, above all
+  NetworkLoad load = inputs.load;
   if (inputs.current.size() == decisions->size() && profile.step_seconds > 0) {
-    load = NetworkLoad(model, inputs.current, profile.step_seconds);
-    model = UnderLoad(model, load);
-    unexplained = std::max(0.0, profile.step_seconds - SimulateStep(model, inputs.current).step);
+    load = LoadOf(model, inputs.current, profile.step_seconds, load);
   }
+  model = UnderLoad(model, load);
   std::vector<Scheme> alternative(decisions->size(), Scheme::kAllreduce);
   std::vector<bool> forced(decisions->size(), false);
   for (size_t i = 0; i < decisions->size(); ++i) {
@@ -243,10 +241,15 @@ void DecideByTime(const MergedProfile& profile, const std::vector<SchemeOverride
   }
   // A bias follows its layer's weight and has no choice of its own; as a tensor of its own it is allreduced here.
   std::vector<Scheme> current = inputs.current;
-  for (size_t i = 0; i < current.size(); ++i) {
-    if (alternative[i] == Scheme::kAllreduce) current[i] = Scheme::kAllreduce;
-  }
-  const TimeChoice choice = ChooseByTime(model, alternative, forced, inputs.settings, current);
+  std::vector<TriedChoice> tried = inputs.tried;
+  const auto free_biases = [&](std::vector<Scheme>* schemes) {
+    for (size_t i = 0; i < std::min(schemes->size(), alternative.size()); ++i) {
+      if (alternative[i] == Scheme::kAllreduce) (*schemes)[i] = Scheme::kAllreduce;
+    }
+  };
+  free_biases(&current);
+  for (TriedChoice& each : tried) free_biases(&each.schemes);
+  const TimeChoice choice = ChooseByTime(model, alternative, forced, inputs.settings, current, tried);
   for (size_t i = 0; i < decisions->size(); ++i) {
     if (forced[i] || alternative[i] == Scheme::kAllreduce) continue;
     TensorDecision& decision = (*decisions)[i];
@@ -263,7 +266,16 @@ void DecideByTime(const MergedProfile& profile, const std::vector<SchemeOverride
   }
   if (prediction == nullptr) return;
   *prediction = {true, choice.chosen, choice.dense, load};
-  for (StepEstimate* estimate : {&prediction->chosen, &prediction->dense}) estimate->step += unexplained;
+  // What the model does not explain of a step that was observed: ranks that wait for each other, above all. Of a choice that was not
+  // tried nothing better is known than that of the one in force.
+  const auto unexplained = [&](const std::vector<Scheme>& schemes) {
+    const auto it = std::find_if(tried.begin(), tried.end(), [&](const TriedChoice& each) { return each.schemes == schemes; });
+    return it == tried.end() ? -1 : std::max(0.0, it->seconds - SimulateStep(model, schemes).step);
+  };
+  const double of_current = std::max(0.0, unexplained(current));
+  const double of_chosen = unexplained(choice.schemes), of_dense = unexplained(choice.dense_schemes);
+  prediction->chosen.step += of_chosen < 0 ? of_current : of_chosen;
+  prediction->dense.step += of_dense < 0 ? of_current : of_dense;
 }
 
 }  // namespace

@@ -41,13 +41,15 @@ struct TimeInputs {
   std::vector<LayerCost> costs;   // one per tensor; missing ones count as zeros
   TimeChoiceSettings settings;
   std::vector<Scheme> current;    // the choice in force; empty: none
+  std::vector<TriedChoice> tried; // with the steps that were observed, the one in force included
+  NetworkLoad load;               // as it was taken to be so far
 };
 
 struct StepPrediction {
   bool known = false;
   StepEstimate chosen;
   StepEstimate dense;  // everything allreduced that may be: plain Horovod
-  double network_load = 1;  // how many times slower than when idle the network was taken to be (NetworkLoad)
+  NetworkLoad load;    // that the network was taken to be under
 };
 
 // Rules, first match wins:

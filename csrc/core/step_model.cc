@@ -42,30 +42,45 @@ std::vector<Message> MakeMessages(const StepModel& model, const std::vector<Sche
   return messages;
 }
 
-// Below this share of the step, waiting for the network is lost in the noise of everything else.
-constexpr double kLeastExposed = 0.1;
-constexpr double kLeastLoad = 0.5, kMostLoad = 3;
+// Below this share of the step, what the network changes is lost in the noise of everything else.
+constexpr double kLeastShare = 0.1;
+constexpr double kLeastLoad = 0.5, kMostLoad = 4;
+
+double StepUnder(const StepModel& model, const std::vector<Scheme>& schemes, const NetworkLoad& load) {
+  return SimulateStep(UnderLoad(model, load), schemes).step;
+}
 
 }  // namespace
 
-StepModel UnderLoad(const StepModel& model, double load) {
+StepModel UnderLoad(const StepModel& model, const NetworkLoad& load) {
   StepModel slower = model;
-  for (AlphaBeta* cost : {&slower.allreduce, &slower.allgather}) {
-    cost->alpha *= load;
-    cost->beta *= load;
-  }
+  slower.allreduce.alpha *= load.allreduce;
+  slower.allreduce.beta *= load.allreduce;
+  slower.allgather.alpha *= load.allgather;
+  slower.allgather.beta *= load.allgather;
   return slower;
 }
 
-double NetworkLoad(const StepModel& model, const std::vector<Scheme>& schemes, double observed) {
-  const StepEstimate idle = SimulateStep(model, schemes);
-  if (idle.exposed() < kLeastExposed * idle.step) return 1;
+NetworkLoad LoadOf(const StepModel& model, const std::vector<Scheme>& schemes, double observed, const NetworkLoad& before) {
+  NetworkLoad load = before;
+  std::vector<double*> deciding;
+  for (double* kind : {&load.allreduce, &load.allgather}) {
+    const double kept = *kind;
+    *kind = kMostLoad;
+    const double most = StepUnder(model, schemes, load);
+    *kind = kLeastLoad;
+    const double least = StepUnder(model, schemes, load);
+    *kind = kept;
+    if (most - least > kLeastShare * least) deciding.push_back(kind);
+  }
+  if (deciding.empty()) return load;
   double low = kLeastLoad, high = kMostLoad;
   for (int i = 0; i < 30; ++i) {  // the step grows with the load
     const double middle = (low + high) / 2;
-    (SimulateStep(UnderLoad(model, middle), schemes).step < observed ? low : high) = middle;
+    for (double* kind : deciding) *kind = middle;
+    (StepUnder(model, schemes, load) < observed ? low : high) = middle;
   }
-  return (low + high) / 2;
+  return load;
 }
 
 StepEstimate SimulateStep(const StepModel& model, const std::vector<Scheme>& schemes) {

@@ -49,11 +49,18 @@ struct StepEstimate {
   double exposed() const { return step - compute; }
 };
 
-// How many times slower than in `model` the network must be for the step to take `observed` seconds under `schemes`: a network that was
-// measured idle has the processors of a step against it. From 0.5 to 3; 1 where the network decides too little of the step to tell.
-double NetworkLoad(const StepModel& model, const std::vector<Scheme>& schemes, double observed);
-// The model with a network that many times slower.
-StepModel UnderLoad(const StepModel& model, double load);
+// How many times slower than when it was measured idle the network is within a step, where it has the processors' work against it, and
+// where collectives meet as no trial of one kind shows.
+struct NetworkLoad {
+  double allreduce = 1;
+  double allgather = 1;
+};
+
+// The load under which the step takes `observed` seconds under `schemes`, from 0.5 to 4. A kind of collective that decides too little of
+// the step to tell keeps its load of `before`; if both decide they get the same.
+NetworkLoad LoadOf(const StepModel& model, const std::vector<Scheme>& schemes, double observed, const NetworkLoad& before);
+// The model with such a network.
+StepModel UnderLoad(const StepModel& model, const NetworkLoad& load);
 
 // schemes: one per tensor. Everything but allreduce is a gather of factors or rows.
 StepEstimate SimulateStep(const StepModel& model, const std::vector<Scheme>& schemes);

@@ -128,13 +128,42 @@ class Search {
   std::vector<size_t> free_;
 };
 
+// What the model knows of choices, corrected by what was measured of some.
+class Verdict {
+ public:
+  Verdict(const StepModel& model, const Search& search, const std::vector<TriedChoice>& tried) : model_(model) {
+    for (const TriedChoice& choice : tried) {
+      if (search.Possible(choice.schemes)) tried_.push_back(&choice);
+    }
+  }
+
+  const TriedChoice* Tried(const std::vector<Scheme>& schemes) const {
+    const auto it = std::find_if(tried_.begin(), tried_.end(), [&](const TriedChoice* t) { return t->schemes == schemes; });
+    return it == tried_.end() ? nullptr : *it;
+  }
+  const TriedChoice* Fastest() const {
+    const auto it =
+        std::min_element(tried_.begin(), tried_.end(), [](const TriedChoice* a, const TriedChoice* b) { return a->seconds < b->seconds; });
+    return it == tried_.end() ? nullptr : *it;
+  }
+  bool WorthTrying(const std::vector<Scheme>& schemes, double least_gain) const {
+    return Tried(schemes) == nullptr && SimulateStep(model_, schemes).step < Fastest()->seconds - least_gain;
+  }
+
+ private:
+  const StepModel& model_;
+  std::vector<const TriedChoice*> tried_;
+};
+
 }  // namespace
 
 TimeChoice ChooseByTime(const StepModel& model, const std::vector<Scheme>& alternative, const std::vector<bool>& forced,
-                        const TimeChoiceSettings& settings, const std::vector<Scheme>& current) {
+                        const TimeChoiceSettings& settings, const std::vector<Scheme>& current,
+                        const std::vector<TriedChoice>& tried) {
   Search search(model, alternative, forced, settings);
   TimeChoice choice;
   choice.over_memory = search.over_memory;
+  choice.dense_schemes = search.dense();
   choice.dense = SimulateStep(model, search.dense());
 
   std::vector<std::vector<Scheme>> starts = {
@@ -161,6 +190,12 @@ TimeChoice ChooseByTime(const StepModel& model, const std::vector<Scheme>& alter
     choice.schemes = search.dense();
   }
   if (search.Possible(current) && Objective(model, current) - best < least) choice.schemes = current;
+
+  const Verdict verdict(model, search, tried);
+  if (const TriedChoice* fastest = verdict.Fastest()) {
+    const bool untried = verdict.WorthTrying(choice.schemes, least);
+    if (!untried) choice.schemes = verdict.WorthTrying(search.dense(), least) ? search.dense() : fastest->schemes;
+  }
   choice.chosen = SimulateStep(model, choice.schemes);
   return choice;
 }

@@ -12,10 +12,17 @@ struct TimeChoiceSettings {
   double gather_memory_bytes = 2e9;    // for the gathered rows of all factored tensors together, on each rank
 };
 
+// A choice that has been in force, and the steps that it gave.
+struct TriedChoice {
+  std::vector<Scheme> schemes;
+  double seconds = 0;
+};
+
 struct TimeChoice {
   std::vector<Scheme> schemes;
+  std::vector<Scheme> dense_schemes;  // everything that is free to choose allreduced
   StepEstimate chosen;
-  StepEstimate dense;  // everything that is free to choose allreduced: what plain Horovod would take
+  StepEstimate dense;  // of dense_schemes: what plain Horovod would take
   std::vector<bool> over_memory;  // kept dense by the memory limit
 };
 
@@ -26,7 +33,12 @@ struct TimeChoice {
 // shortens the step, and takes the best result. That must beat all-allreduce, and then `current` (the choice in force; empty: none), by
 // the margin, or nothing changes. The network's and the rebuilding thread's busy times count a little too, so that of
 // two choices that hide all communication the one with less work wins.
+//
+// Measurement overrules prediction: of the choices that have been tried the fastest is kept, unless the search's result, or
+// all-allreduce, has not been tried and is predicted to beat even that by the margin; then it is the next to be tried. So the number of
+// wrong steps that a wrong prediction costs is bounded, and what stays in force is not slower than all-allreduce where that came near.
 TimeChoice ChooseByTime(const StepModel& model, const std::vector<Scheme>& alternative, const std::vector<bool>& forced,
-                        const TimeChoiceSettings& settings, const std::vector<Scheme>& current = {});
+                        const TimeChoiceSettings& settings, const std::vector<Scheme>& current = {},
+                        const std::vector<TriedChoice>& tried = {});
 
 }  // namespace poseidon

@@ -136,7 +136,10 @@ py::object ToDict(const Plan& plan) {
     network["clamped"] = plan.network.clamped;
     dict["network"] = network;
   }
-  dict["network_load"] = plan.prediction.network_load;
+  py::dict load;
+  load["allreduce"] = plan.prediction.load.allreduce;
+  load["allgather"] = plan.prediction.load.allgather;
+  dict["network_load"] = load;
   dict["predicted"] = plan.prediction.known ? py::object(ToDict(plan.prediction.chosen)) : py::none();
   dict["predicted_dense"] = plan.prediction.known ? py::object(ToDict(plan.prediction.dense)) : py::none();
   return dict;

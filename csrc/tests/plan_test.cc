@@ -13,7 +13,7 @@ Plan Example() {
   plan.reconstruct_threads = 2;
   plan.made_at_step = 3;
   plan.network = {{1e-3, 2e-9}, {5e-4, 1e-9}, 0.25, true};
-  plan.prediction = {true, {1, 2, 3, 4}, {5, 6, 7, 8}, 1.25};
+  plan.prediction = {true, {1, 2, 3, 4}, {5, 6, 7, 8}, {1.25, 2.5}};
   plan.decisions.push_back({"fc.weight", Scheme::kSfb, 1.5e9, 0.1, -1, 1.5, 0.25, 256, "bytes", false});
   plan.decisions.push_back({"emb.weight", Scheme::kRowSparse, 3, -1, 2.5, -1, -1, 0, "sfb was asked for", true});
   return plan;
@@ -37,7 +37,8 @@ TEST(EncodingRoundTrip) {
   POSEIDON_CHECK_EQ(back.network.allgather.beta, 1e-9);
   POSEIDON_CHECK_EQ(back.network.skew_seconds, 0.25);
   POSEIDON_CHECK_EQ(back.prediction.dense.rebuild, 8.0);
-  POSEIDON_CHECK_EQ(back.prediction.network_load, 1.25);
+  POSEIDON_CHECK_EQ(back.prediction.load.allreduce, 1.25);
+  POSEIDON_CHECK_EQ(back.prediction.load.allgather, 2.5);
   POSEIDON_CHECK_EQ(back.decisions[1].scheme, Scheme::kRowSparse);
   POSEIDON_CHECK_EQ(back.decisions[1].row_sparse_bytes, 2.5);
   POSEIDON_CHECK_EQ(back.decisions[1].reason, "sfb was asked for");

@@ -324,11 +324,12 @@ TEST(PredictionFollowsTheObservedStep) {
   StepPrediction prediction;
   for (double observed : {1.7, 2.2, 20.0}) {
     profile.step_seconds = observed;
+    inputs.tried = {{inputs.current, observed}, {{Scheme::kAllreduce}, 30}};
     const auto decisions = Select(profile, {}, {Policy::kTime, 8, false}, &inputs, &prediction);
     POSEIDON_CHECK_EQ(decisions[0].scheme, Scheme::kSfb);
     POSEIDON_CHECK_NEAR(prediction.chosen.step, observed, 1e-6);
   }
-  POSEIDON_CHECK_NEAR(prediction.network_load, 3, 1e-6);  // and what that does not explain is added
+  POSEIDON_CHECK_NEAR(prediction.load.allgather, 4, 1e-6);  // and what that does not explain is added
 }
 
 TEST(PolicyTimeForcedAndUnused) {

@@ -90,12 +90,27 @@ TEST(LoadIsWhatExplainsTheObservedStep) {
   const StepModel model = Model({Tensor(1, 300), Tensor(2, 200), Tensor(3, 100)}, 3);
   const std::vector<Scheme> schemes = {kA, kA, kA};
   for (double load : {0.6, 1.0, 2.5}) {
-    POSEIDON_CHECK_NEAR(NetworkLoad(model, schemes, SimulateStep(UnderLoad(model, load), schemes).step), load, 1e-6);
+    const double observed = SimulateStep(UnderLoad(model, {load, 1}), schemes).step;
+    POSEIDON_CHECK_NEAR(LoadOf(model, schemes, observed, {}).allreduce, load, 1e-6);
   }
-  POSEIDON_CHECK_NEAR(NetworkLoad(model, schemes, 1000), 3, 1e-6);
-  POSEIDON_CHECK_NEAR(NetworkLoad(model, schemes, 0.1), 0.5, 1e-6);
+  POSEIDON_CHECK_NEAR(LoadOf(model, schemes, 1000, {}).allreduce, 4, 1e-6);
+  POSEIDON_CHECK_NEAR(LoadOf(model, schemes, 0.1, {}).allreduce, 0.5, 1e-6);
   // All hidden: a step that takes longer says nothing of the network.
-  POSEIDON_CHECK_EQ(NetworkLoad(Model({Tensor(1, 100)}, 100), {kA}, 120), 1.0);
+  POSEIDON_CHECK_EQ(LoadOf(Model({Tensor(1, 100)}, 1000), {kA}, 1200, {1.5, 1}).allreduce, 1.5);
+}
+
+TEST(EachKindOfCollectiveHasItsOwnLoad) {
+  const StepModel model = Model({Tensor(1, 300, 200), Tensor(2, 200, 200)}, 3);
+  const double observed = SimulateStep(UnderLoad(model, {1, 2}), {kS, kS}).step;
+  NetworkLoad load = LoadOf(model, {kS, kS}, observed, {1.25, 1});
+  POSEIDON_CHECK_NEAR(load.allgather, 2, 1e-6);
+  POSEIDON_CHECK_EQ(load.allreduce, 1.25);  // no allreduce ran
+  load = LoadOf(model, {kA, kA}, SimulateStep(UnderLoad(model, {3, 1}), {kA, kA}).step, load);
+  POSEIDON_CHECK_NEAR(load.allreduce, 3, 1e-6);
+  POSEIDON_CHECK_NEAR(load.allgather, 2, 1e-6);
+  load = LoadOf(model, {kA, kS}, SimulateStep(UnderLoad(model, {1.5, 1.5}), {kA, kS}).step, load);
+  POSEIDON_CHECK_NEAR(load.allreduce, 1.5, 1e-6);
+  POSEIDON_CHECK_NEAR(load.allgather, 1.5, 1e-6);
 }
 
 TEST(WithoutAGradientATensorIsSentAtTheEnd) {

@@ -132,5 +132,44 @@ TEST(ChoiceInForceStaysUnlessTheGainIsReal) {
   POSEIDON_CHECK_EQ(ChooseByTime(model, alternative, forced, settings, {kA}).schemes, fresh.schemes);  // of another model
 }
 
+// One layer whose factors seem a little better, or a little worse, than its gradient.
+StepModel OneLayer(double gather_bytes) {
+  StepModel model;
+  model.allreduce = model.allgather = {0, 1};
+  model.compute = 1;
+  model.tensors.resize(1);
+  model.tensors[0].ready = 1;
+  model.tensors[0].allreduce_bytes = 10;
+  model.tensors[0].gather_bytes = gather_bytes;
+  return model;
+}
+
+std::vector<Scheme> ChooseTried(const StepModel& model, const std::vector<Scheme>& current, const std::vector<TriedChoice>& tried) {
+  return ChooseByTime(model, {kS}, {false}, {}, current, tried).schemes;
+}
+
+TEST(AFasterChoiceIsTriedAndLeftWhenItIsNot) {
+  const StepModel model = OneLayer(8);
+  const std::vector<Scheme> dense = {kA}, factors = {kS};
+  POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}}), factors);
+  POSEIDON_CHECK_EQ(ChooseTried(model, factors, {{dense, 11}, {factors, 15}}), dense);
+  POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}, {factors, 15}}), dense);  // not again
+  POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 16}, {factors, 15}}), factors);  // unless that has become slower
+  POSEIDON_CHECK_EQ(ChooseTried(model, factors, {{dense, 11}, {factors, 9}}), factors);
+}
+
+TEST(FactorsThatDisappointGiveWayToAllreduce) {
+  const StepModel model = OneLayer(8);
+  POSEIDON_CHECK_EQ(ChooseTried(model, {kS}, {{{kS}, 12}}), std::vector<Scheme>{kA});  // 11 expected
+  POSEIDON_CHECK_EQ(ChooseTried(model, {kS}, {{{kS}, 11.1}}), std::vector<Scheme>{kS});  // too small a gain to try
+}
+
+TEST(WhatWasTriedUnderAnotherLimitDoesNotCount) {
+  TimeChoiceSettings settings;
+  settings.gather_memory_bytes = 4;
+  const auto choice = ChooseByTime(OneLayer(8), {kS}, {false}, settings, {kA}, {{{kS}, 1}, {{kA}, 11}});
+  POSEIDON_CHECK_EQ(choice.schemes, std::vector<Scheme>{kA});
+}
+
 }  // namespace
 }  // namespace poseidon

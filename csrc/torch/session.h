@@ -158,6 +158,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void ChooseCandidate(Parameter& p, const TensorProfile& profile);
   double ExpectedRows(const Factored& factored) const;
   Status ReceivePlan();
+  void NoteTried();
   void KeepUnused(Plan* plan) const;
   void AdoptPlan();
   void StartFactored(int weight_index);

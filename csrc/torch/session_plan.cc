@@ -18,6 +18,7 @@ namespace {
 // A plan is looked at again after steps that ran under it, then ever more seldom.
 constexpr int64_t kFirstRevision = 3;
 constexpr int64_t kMostStepsBetweenPlans = 64;
+constexpr int64_t kStepsOfTrial = 6;  // after which a choice that took another's place is compared with it
 // Rows beyond this factor of what the plan expects, for so many steps in a row, bring the next plan forward. A short last batch
 // of an epoch does not.
 constexpr double kRowsFactor = 2;
@@ -253,10 +254,10 @@ Status Session::ReceivePlan() {
     const bool by_time = options_.policy == Policy::kTime;
     if (by_time) {
       plan.network = network_;
-      time_inputs_.current.clear();
-      for (const TensorDecision& decision : plan_.decisions) time_inputs_.current.push_back(decision.scheme);
+      NoteTried();
     }
     plan.decisions = Select(merged_profile_, options_.overrides, settings, by_time ? &time_inputs_ : nullptr, &plan.prediction);
+    time_inputs_.load = plan.prediction.load;
     // The optimizer's own step follows, whatever the choice.
     for (StepEstimate* estimate : {&plan.prediction.chosen, &plan.prediction.dense}) {
       estimate->step += update_seconds_;
@@ -299,6 +300,18 @@ Status Session::ReceivePlan() {
   return Status::OK();
 }
 
+// The choice in force has been observed. Once rows are others than those that choices were tried with, all that is forgotten.
+void Session::NoteTried() {
+  std::vector<Scheme> current;
+  for (const TensorDecision& decision : plan_.decisions) current.push_back(decision.scheme);
+  time_inputs_.current = current;
+  std::vector<TriedChoice>& tried = time_inputs_.tried;
+  if (steps_of_other_rows_ >= kStepsOfOtherRows) tried.clear();
+  if (current.empty() || merged_profile_.step_seconds <= 0) return;
+  tried.erase(std::remove_if(tried.begin(), tried.end(), [&](const TriedChoice& each) { return each.schemes == current; }), tried.end());
+  tried.push_back({std::move(current), merged_profile_.step_seconds});
+}
+
 // A layer that nobody used in this step says nothing of the next one: it stays what it is.
 void Session::KeepUnused(Plan* plan) const {
   for (size_t i = 0; i < plan_.decisions.size(); ++i) {
@@ -310,6 +323,11 @@ void Session::KeepUnused(Plan* plan) const {
 void Session::AdoptPlan() {
   next_plan_at_ = std::max(kFirstRevision, std::min(2 * plan_clock_ + 2, plan_clock_ + kMostStepsBetweenPlans));
   steps_of_other_rows_ = 0;
+  bool changed = false;  // and so tried; what is decided by given values needs no trial
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    changed = changed || (parameters_[i].layer_weight == static_cast<int>(i)) != IsFactored(next_plan_.decisions[i].scheme);
+  }
+  if (planned_ && changed && merged_profile_.step_seconds > 0) next_plan_at_ = std::min(next_plan_at_, plan_clock_ + kStepsOfTrial);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const bool factored = parameters_[i].layer_weight == static_cast<int>(i);
     if (factored && !IsFactored(next_plan_.decisions[i].scheme)) RemoveFactored(static_cast<int>(i));

@@ -9,10 +9,12 @@ namespace poseidon {
 
 namespace {
 
-constexpr size_t kSteps = 3;  // whose median counts
+// Whose median counts.
+constexpr size_t kSteps = 3;          // of a gradient's moment
+constexpr size_t kObservedSteps = 9;  // of whole steps
 
-void Push(double value, std::vector<double>* history) {
-  if (history->size() == kSteps) history->erase(history->begin());
+void Push(double value, std::vector<double>* history, size_t most = kSteps) {
+  if (history->size() == most) history->erase(history->begin());
   history->push_back(value);
 }
 
@@ -67,7 +69,7 @@ void Session::RecordTimeline() {
 
 // The end of synchronize().
 void Session::RecordStep() {
-  if (options_.policy == Policy::kTime && planned_) Push(SinceStepBegan(), &step_history_);
+  if (options_.policy == Policy::kTime && planned_) Push(SinceStepBegan(), &step_history_, kObservedSteps);
 }
 
 }  // namespace poseidon
