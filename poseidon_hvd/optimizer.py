@@ -70,6 +70,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         groups = self._index_groups()
         compression = _COMPRESSION_KINDS.get(self._compression, "python")
         average = self.op == Average
+        uneven_steps = self._config.uneven_steps and self.process_set.process_set_id == 0  # hvd.join() knows no other
         schemes = ",".join(f"{name}:{scheme}" for name, scheme in zip(names, overrides) if scheme != "auto")
         settings = {
             "policy": self._config.policy,
@@ -81,6 +82,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             "groups": ";".join(",".join(names[i] for i in group) for group in groups),
             "network": self._config.network,
             "memory_limit": self._config.memory_limit,
+            "uneven_steps": uneven_steps,
         }
         self._logged_schemes = None
         self._tag = _runtime.session_tag(self.process_set.process_set_id)
@@ -107,6 +109,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             settings="\n".join(f"{key}={value}" for key, value in settings.items()),
             network=self._config.network,
             gather_memory_bytes=self._config.memory_limit,
+            uneven_steps=uneven_steps,
         )
 
     def _close_session(self):
@@ -411,6 +414,7 @@ def DistributedOptimizer(
     schemes: Optional[Mapping[str, str]] = None,
     network: Union[None, str, Mapping[str, Any]] = None,
     memory_limit: Optional[float] = None,
+    uneven_steps: Optional[bool] = None,
 ) -> torch.optim.Optimizer:
     """An optimizer that reduces gradients over all ranks before each step, the cheaper way for each tensor.
 
@@ -442,6 +446,9 @@ def DistributedOptimizer(
             ``POSEIDON_ALPHA_ALLREDUCE`` (s), ``POSEIDON_BETA_ALLREDUCE`` (s/byte), ``.._ALLGATHER``, or the file ``POSEIDON_PROFILE``.
         memory_limit: bytes that gathered rows may take on each rank under policy ``"time"``; default from
             ``POSEIDON_MEMORY_LIMIT_MB``, else 2 GB.
+        uneven_steps: ranks may call ``hvd.join()`` while others still train, as with plain Horovod. Costs an allreduce of one number
+            per step, and in steps in which a rank is missing everything is allreduced; default from ``POSEIDON_UNEVEN_STEPS`` (0 or 1),
+            else False.
 
     Returns:
         An instance of a subclass of the optimizer's class, with Horovod's ``synchronize()`` and ``skip_synchronize()``.
@@ -465,7 +472,7 @@ def DistributedOptimizer(
             "torch.optim.LBFGS cannot be distributed: each rank would evaluate its closure, and so reduce gradients, a different "
             "number of times and wait for the others for ever."
         )
-    config = Config.resolve(policy, schemes, network, memory_limit)
+    config = Config.resolve(policy, schemes, network, memory_limit, uneven_steps)
     horovod_size = size()  # raises if Horovod is not initialized
 
     own_path = None

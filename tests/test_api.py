@@ -76,7 +76,7 @@ def test_signature_starts_with_horovods():
     assert [(p.name, p.default) for p in ours[:len(theirs)]] == [(p.name, p.default) for p in theirs]
     assert [p.kind for p in ours[:len(theirs)]] == [p.kind for p in theirs]
     assert all(p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is None for p in ours[len(theirs):])
-    assert [p.name for p in ours[len(theirs):]] == ["policy", "schemes", "network", "memory_limit"]
+    assert [p.name for p in ours[len(theirs):]] == ["policy", "schemes", "network", "memory_limit", "uneven_steps"]
 
 
 # ---- The class
@@ -265,6 +265,7 @@ def test_network_from_every_source(monkeypatch, tmp_path):
     ({"POSEIDON_PROFILE": "/no/such/file"}, "POSEIDON_PROFILE: cannot read a network"),
     ({"POSEIDON_MEMORY_LIMIT_MB": "lots"}, "POSEIDON_MEMORY_LIMIT_MB: 'lots' is not a size"),
     ({"POSEIDON_LOG_LEVEL": "loud"}, "POSEIDON_LOG_LEVEL: 'loud' is none of info, warning"),
+    ({"POSEIDON_UNEVEN_STEPS": "yes"}, "POSEIDON_UNEVEN_STEPS: 'yes' is none of 0, 1"),
 ])
 def test_settings_of_policy_time_are_validated(monkeypatch, variables, fragment):
     from poseidon_hvd.config import Config
@@ -289,6 +290,15 @@ def test_memory_limit_in_bytes_and_megabytes(monkeypatch):
     assert Config.resolve(None, None, None, 5).memory_limit == 5
     monkeypatch.setenv("POSEIDON_MEMORY_LIMIT_MB", "3")
     assert Config.resolve(None, None).memory_limit == 3e6
+
+
+def test_uneven_steps_from_every_source(monkeypatch):
+    from poseidon_hvd.config import Config
+
+    assert Config.resolve(None, None).uneven_steps is False
+    monkeypatch.setenv("POSEIDON_UNEVEN_STEPS", "1")
+    assert Config.resolve(None, None).uneven_steps is True
+    assert Config.resolve(None, None, uneven_steps=False).uneven_steps is False
 
 
 @pytest.mark.parametrize("value", ["soon", "1s"])

@@ -58,7 +58,8 @@ std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std:
                                      const py::object& compress, bool sparse_as_dense, int process_set, int rank, int size,
                                      std::string tag, const std::string& policy, const std::vector<std::string>& overrides,
                                      std::string settings, std::optional<int64_t> max_gathered_elements,
-                                     const std::optional<std::vector<double>>& network, double gather_memory_bytes) {
+                                     const std::optional<std::vector<double>>& network, double gather_memory_bytes,
+                                     bool uneven_steps) {
   SessionOptions options;
   options.names = std::move(names);
   options.params = std::move(params);
@@ -83,6 +84,7 @@ std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std:
     options.network.allgather = {network->at(2), network->at(3)};
   }
   options.gather_memory_bytes = gather_memory_bytes;
+  options.uneven_steps = uneven_steps;
   return Session::Create(engine, std::move(options));
 }
 
@@ -205,7 +207,7 @@ PYBIND11_MODULE(_C, m) {
            py::arg("compress"), py::arg("sparse_as_dense"), py::arg("process_set"), py::arg("rank"), py::arg("size"),
            py::arg("tag"), py::arg("policy"), py::arg("overrides"), py::arg("settings"),
            py::arg("max_gathered_elements") = std::nullopt, py::arg("network") = std::nullopt,
-           py::arg("gather_memory_bytes") = 2e9)
+           py::arg("gather_memory_bytes") = 2e9, py::arg("uneven_steps") = false)
       .def("flush", &Session::Flush, ReleaseGil())
       .def("finish", &Session::Finish, ReleaseGil())
       .def("reset", &Session::Reset, ReleaseGil())

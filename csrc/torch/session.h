@@ -14,6 +14,7 @@
 #include "core/pass_counter.h"
 #include "core/plan.h"
 #include "core/profile.h"
+#include "core/scalar_sum.h"
 #include "core/selector.h"
 #include "core/sfb_exchange.h"
 #include "core/stats.h"
@@ -45,6 +46,7 @@ struct SessionOptions {
   std::string settings;                   // what must be equal on all ranks, one "key=value" per line
   NetworkModel network;                   // for policy kTime; measured if not known
   double gather_memory_bytes = 2e9;       // TimeChoiceSettings
+  bool uneven_steps = false;              // ranks may call hvd.join() while others go on
 };
 
 // Hooks call in on autograd's threads; everything else is called by the training thread. No method needs Python's lock, and
@@ -117,12 +119,15 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
     int weight = -1;
     int bias = -1;
     std::shared_ptr<SfbExchange> exchange;
+    bool held = false;  // complete, but not sent before it is known that no rank is missing
   };
   struct Group {
     std::vector<int> members;
     std::shared_ptr<DenseExchange> exchange;
     bool sent = false;
   };
+
+  enum class Presence : uint8_t { kNotAsked, kAsked, kAllAreHere, kSomeAreMissing };
 
   Session(std::shared_ptr<Engine> engine, SessionOptions options);
 
@@ -136,7 +141,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void SendDense(Parameter& parameter);
   void SendGroupIfReady(Group& group, bool complete);
   void SendFactorsIfReady(Factored& factored);
-  void SendFactors(Factored& factored);
+  // True: the factors are on their way. They may have been sent before, be held, or have been made a dense gradient.
+  bool SendFactors(Factored& factored);
   bool NothingElseCanAdd(const Factored& factored) const;
   void CheckProfile(Parameter& parameter);
   void ThrowIfFailed(const Status& status) const;
@@ -144,6 +150,17 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   std::shared_ptr<GradSource> NewSource(const Parameter& p) const;
   void EndStep();
   void AbandonStep();
+
+  // Ranks that are in hvd.join() (session_presence.cc).
+  bool NeedsAllRanks() const;
+  void AskWhoIsHere();
+  void ReadWhoIsHere();
+  void WaitForWhoIsHere();
+  bool SomeRankIsMissing() const { return presence_ == Presence::kSomeAreMissing; }
+  void FollowPresence(bool gradient_is_complete);
+  bool MayGather(Factored& factored);
+  void SendWithoutFactors(const Factored& factored);
+  void SendSparseAsDense(Parameter& parameter);
 
   // Agreement (session_plan.cc).
   bool PlanIsDue() const;
@@ -188,6 +205,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   std::vector<Factored> factored_;
   std::vector<std::shared_ptr<FactoredLayer>> profiled_;  // the layers that are looked at in this step
   std::vector<std::shared_ptr<Exchange>> in_flight_;
+  Presence presence_ = Presence::kNotAsked;  // in this step; only with uneven_steps
+  std::shared_ptr<ScalarSum> ranks_here_;
   bool planned_ = false;
   Plan plan_;
   Plan next_plan_;                // agreed in this step, in force from the next

@@ -151,14 +151,17 @@ bool Session::PlanIsDue() const {
   return plan_clock_ >= next_plan_at_ || steps_of_other_rows_ >= kStepsOfOtherRows;
 }
 
-// Ranks that have joined take part in allreduces only, so while there are such a plan that needs none of them now is kept.
+// Ranks that have joined take part in allreduces only, so while there are such a plan that needs none of them now is kept; the first
+// plan is put off step by step.
 bool Session::PutOffWhileRanksAreMissing() {
-  if (!planned_) return false;
-  int ranks = 0;
-  ThrowIfFailed(CountRanks(*engine_, WireName("agree", "present"), options_.process_set, &ranks));
-  if (ranks == options_.size) return false;
-  RestartPlanClock();
-  return true;
+  bool missing = SomeRankIsMissing();
+  if (!options_.uneven_steps) {
+    double ranks = 1;
+    ThrowIfFailed(SumOverRanks(*engine_, WireName("agree", "live"), options_.process_set, options_.size, &ranks));
+    missing = ranks < options_.size;
+  }
+  if (missing) RestartPlanClock();
+  return missing;
 }
 
 void Session::RestartPlanClock() {
@@ -175,6 +178,7 @@ double Session::ExpectedRows(const Factored& factored) const {
 
 // Every rank has read the same gathered rows.
 void Session::NoteRows() {
+  if (SomeRankIsMissing()) return;
   const bool other = std::any_of(factored_.begin(), factored_.end(), [&](const Factored& factored) {
     const double expected = ExpectedRows(factored);
     const auto rows = static_cast<double>(factored.exchange->gathered_rows());

@@ -67,7 +67,7 @@ void Session::RecordTimeline() {
 
 // The end of synchronize().
 void Session::RecordStep() {
-  if (options_.policy == Policy::kTime && planned_) Push(SinceStepBegan(), &step_history_);
+  if (options_.policy == Policy::kTime && planned_ && !SomeRankIsMissing()) Push(SinceStepBegan(), &step_history_);
 }
 
 }  // namespace poseidon
