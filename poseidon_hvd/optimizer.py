@@ -1,12 +1,13 @@
 """``DistributedOptimizer``: Horovod's, with sufficient factor broadcasting for the layers where it pays."""
 
 import collections
+import fnmatch
 import os
 import sys
 import warnings
 import weakref
 from contextlib import contextmanager
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from horovod.common.util import split_list
@@ -15,6 +16,7 @@ from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, global_process_se
 from horovod.torch.optimizer import DistributedOptimizer as _horovod_distributed_optimizer
 
 from . import _runtime
+from ._hooks import Hook, HookHandle, Hooks
 from ._native import _C
 from ._parameters import all_parameters, check_groups, name_parameters
 from .config import Config
@@ -49,6 +51,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self.process_set = process_set
         self._groups = check_groups(groups)
         self._config = config
+        self._hooks = Hooks()
         self._synchronized = False
         self._should_synchronize = True
         self._session = None
@@ -58,12 +61,13 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     # ---- Session: everything that happens between ranks
 
-    def _open_session(self):
-        """Local: no rank waits for another here."""
+    def _open_session(self, tag=None):
+        """Local: no rank waits for another here. ``tag``: None for the next number."""
         # By name, so that the order is the same on every rank whatever container the parameters came from.
         self._params = sorted(all_parameters(self), key=self._parameter_names.__getitem__)
         names = [self._parameter_names[p] for p in self._params]
         overrides = self._config.overrides(names)  # validates, also where nothing will be sent
+        self._hooks.resolve(names)
         if not self.process_set.included() or (self.process_set.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"):
             self._session = None
             return
@@ -83,9 +87,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             "network": self._config.network,
             "memory_limit": self._config.memory_limit,
             "uneven_steps": uneven_steps,
+            "hooks before reduction": ",".join(self._hooks.names_before),
         }
         self._logged_schemes = None
-        self._tag = _runtime.session_tag(self.process_set.process_set_id)
+        self._tag = _runtime.session_tag(self.process_set.process_set_id) if tag is None else tag
         self._contexts = {}
         self._session = _C.Session(
             engine=_runtime.engine(),
@@ -110,6 +115,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             network=self._config.network,
             gather_memory_bytes=self._config.memory_limit,
             uneven_steps=uneven_steps,
+            before=self._hooks.caller(),
+            hooked=self._hooks.hooked,
         )
 
     def _close_session(self):
@@ -141,8 +148,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             HorovodInternalError: Horovod failed, for example because another rank has died.
             ValueError: ranks disagree (settings, parameters, shapes); the message names the difference.
+            RuntimeError: a reduction hook raised an exception; the message names the parameter.
         """
-        session = self._current_session() if self.process_set.included() else None
+        included = self.process_set.included()
+        session = self._current_session() if included else None
         if session is not None:
             sparse = session.flush()
             handles = [(i, self._sparse_async(self._params[i])) for i in sparse]
@@ -157,7 +166,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 warnings.warn(f"poseidon_hvd: {message}")
             if self._config.log_plans:
                 self._log_new_plan()
+        elif included:
+            self._hooks.before_all(self._params)
         self._synchronized = True
+        if included:
+            self._hooks.after_all(self._params)
 
     def _sparse_async(self, p):
         """Sparse gradients go Horovod's own way; a rank without one contributes no rows."""
@@ -264,6 +277,57 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._session.set_passes_per_step(passes)
 
     # ---- Ours
+
+    def register_reduction_hook(self, before: Optional[Callable[[str, torch.Tensor], None]] = None,
+                                after: Optional[Callable[[str, torch.Tensor], None]] = None,
+                                parameters: Union[str, Sequence[str]] = "*") -> HookHandle:
+        """Functions that see gradients around their reduction and may change them in place.
+
+        A parameter with a hook ``before`` is sent whole, never as factors or rows: the local gradient of a factored layer is not
+        computed. So registering or removing one makes the next step observe again and make a new plan. Without a hook nothing changes.
+
+        Args:
+            before: called as ``before(name, grad)`` with this rank's local gradient, of all passes of the step, just before it is sent: on
+                autograd's threads, in ``synchronize()`` after fewer passes. Not called where there is no gradient. A sparse gradient is
+                sparse.
+            after: called as ``after(name, grad)`` with the reduced gradient, in ``synchronize()``, in the order of names.
+            parameters: pattern of names (``fnmatch``), or several; also of parameters that are added later.
+
+        Both run without gradient recording and return None; several run in the order in which they were registered. All ranks register the
+        same ``before``, before the first step or between the same two steps; with one rank they run too.
+
+        Returns:
+            A handle whose ``remove()`` takes the hook out of service.
+
+        Raises:
+            ValueError: no function, or a pattern that matches no parameter.
+            RuntimeError: ``before`` is registered while gradients are being reduced. An exception in a hook is raised as one too, by
+                ``backward()`` or ``synchronize()``, and names the parameter.
+        """
+        if before is None and after is None:
+            raise ValueError("register_reduction_hook() needs a function: before, after or both.")
+        patterns = (parameters,) if isinstance(parameters, str) else tuple(parameters)
+        names = [self._parameter_names[p] for p in all_parameters(self)]
+        unknown = [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
+        if unknown or not patterns:
+            shown = ", ".join(sorted(names)[:8]) + (", ..." if len(names) > 8 else "")
+            raise ValueError(f"register_reduction_hook: parameters={unknown or patterns!r} matches none of this optimizer's: {shown}.")
+        hook = Hook(before, after, patterns)
+        self._change_hooks(self._hooks.add, hook)
+        return HookHandle(self, hook)
+
+    def _remove_reduction_hook(self, hook):
+        if hook in self._hooks:
+            self._change_hooks(self._hooks.remove, hook)
+
+    def _change_hooks(self, change, hook):
+        if hook.before is not None and self._handles:
+            raise RuntimeError("A hook before reduction was registered or removed while gradients are being reduced. Do it after step().")
+        change(hook)
+        if hook.before is not None:
+            # Before the first step under its old number: ranks that register differently must meet, or they could not find that out.
+            unused = self._session is not None and self._session.stats()["steps"] == 0
+            self._open_session(tag=self._tag if unused else None)
 
     def scheme_report(self) -> str:
         """A table of every tensor's scheme, what each scheme would send and take, and why this one; text for a terminal."""

@@ -372,6 +372,42 @@ def test_copies(model):
     assert isinstance(copy.deepcopy(optimizer), torch.optim.SGD)
 
 
+def test_hooks_of_one_rank(model):
+    """A script that clips must train alike on one rank."""
+    optimizer = wrap(model, named_parameters=model.named_parameters())
+    calls = []
+
+    def halve(name, grad):
+        calls.append(name)
+        grad.mul_(0.5)
+
+    before = optimizer.register_reduction_hook(before=halve, parameters=["0.*", "1.bias"])
+    optimizer.register_reduction_hook(after=halve, parameters="1.*")
+    model(torch.ones(2, 4)).sum().backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    optimizer.synchronize()
+    assert calls == ["0.bias", "0.weight", "1.bias", "1.bias", "1.weight"]
+    assert all(torch.equal(p.grad, g * factor) for p, g, factor in zip(model.parameters(), gradients, (0.5, 0.5, 0.5, 0.25)))
+    before.remove()
+    before.remove()
+    optimizer.zero_grad()
+    calls.clear()
+    model[0](torch.ones(2, 4)).sum().backward()
+    optimizer.synchronize()
+    assert calls == []  # no gradient, no call
+
+
+@pytest.mark.parametrize(("arguments", "fragment"), [
+    ({}, "before, after or both"),
+    ({"before": print, "parameters": "fc*"}, r"fc\*.*0.bias, 0.weight"),
+    ({"after": print, "parameters": ["0.*", "2.*"]}, r"2\.\*"),
+    ({"after": print, "parameters": []}, "matches none"),
+])
+def test_hooks_that_match_nothing(model, arguments, fragment):
+    with pytest.raises(ValueError, match=fragment):
+        wrap(model, named_parameters=model.named_parameters()).register_reduction_hook(**arguments)
+
+
 def test_reports_of_one_rank(model):
     optimizer = wrap(model)
     assert "1 rank" in optimizer.scheme_report()
@@ -383,7 +419,8 @@ def test_reports_of_one_rank(model):
 def test_all_public_functions_have_docstrings():
     optimizer = type(wrap(torch.nn.Linear(2, 2)))
     for function in (poseidon_hvd.DistributedOptimizer, optimizer.synchronize, optimizer.skip_synchronize, optimizer.step,
-                     optimizer.zero_grad, optimizer.scheme_report, optimizer.stats, optimizer.set_backward_passes_per_step):
+                     optimizer.zero_grad, optimizer.scheme_report, optimizer.stats, optimizer.set_backward_passes_per_step,
+                     optimizer.register_reduction_hook):
         assert inspect.getdoc(function), function
 
 

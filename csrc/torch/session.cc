@@ -66,6 +66,7 @@ Session::Session(std::shared_ptr<Engine> engine, SessionOptions options)
     p.name = options_.names[i];
     p.counter = PassCounter(options_.passes_per_step);
     p.source = NewSource(p);
+    p.hooked = !options_.hooked.empty() && options_.hooked[i];
   }
   groups_.resize(options_.groups.size());
   for (size_t g = 0; g < groups_.size(); ++g) {
@@ -84,7 +85,7 @@ Session::Session(std::shared_ptr<Engine> engine, SessionOptions options)
 bool Session::MayFactor(const Parameter& p, SchemeOverride wish) const {
   const bool asked = wish == SchemeOverride::kSfb || wish == SchemeOverride::kRowSparse;
   const bool may = options_.policy != Policy::kAllreduce || asked;
-  return may && wish != SchemeOverride::kAllreduce && p.group < 0 && CanFactor() && IsCandidate(p.tensor);
+  return may && wish != SchemeOverride::kAllreduce && p.group < 0 && !p.hooked && CanFactor() && IsCandidate(p.tensor);
 }
 
 bool Session::CanFactor() const {
@@ -185,7 +186,7 @@ bool Session::NothingElseCanAdd(const Factored& factored) const {
 }
 
 void Session::OnAccumulated(int index) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   Parameter& p = parameters_[index];
   const at::Tensor& grad = p.tensor.grad();
   if (grad.defined() && grad.requires_grad()) {
@@ -203,6 +204,7 @@ void Session::OnAccumulated(int index) {
   if (event != PassCounter::Event::kReady) return;
   NoteReady(p);
   CheckProfile(p);
+  if (p.hooked) RunHook(p, &lock);
   if (grad.defined() && grad.is_sparse() && !options_.sparse_as_dense && p.group < 0) {
     p.sparse_now = true;  // sent by Flush, when it is known that all ranks treat it as sparse
   } else if (p.group >= 0) {
@@ -257,7 +259,8 @@ void Session::SendGroupIfReady(Group& group, bool complete) {
   if (group.sent) return;
   if (!complete) {
     for (int index : group.members) {
-      if (!parameters_[index].counter.ready()) return;
+      const Parameter& p = parameters_[index];
+      if (!p.counter.ready() || (p.hooked && !p.hook_ran && p.tensor.grad().defined())) return;
     }
   }
   if (!group.exchange || group.exchange->state() == Exchange::State::kInFlight) {
@@ -298,7 +301,7 @@ bool Session::SendFactors(Factored& factored) {
 }
 
 std::vector<int> Session::Flush() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   Attach();
   RecordTimeline();
   WaitForWhoIsHere();
@@ -309,6 +312,9 @@ std::vector<int> Session::Flush() {
     const Status agreed = AgreeOnPlan();
     if (agreed.code() == StatusCode::kInvalidArgument) ThrowIfError(agreed);  // the same on all ranks
     ThrowIfFailed(agreed);
+  }
+  for (Parameter& p : parameters_) {
+    if (p.hooked && p.active && !p.counter.sent()) RunHook(p, &lock);
   }
   std::vector<int> sparse;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -381,7 +387,7 @@ void Session::EndStep() {
   in_flight_.clear();
   for (Parameter& p : parameters_) {
     p.counter.Reset();
-    p.sparse_now = false;
+    p.sparse_now = p.hook_ran = false;
     p.ready_seconds = -1;
     if (p.layer) p.layer->EndStepOfProfile();
   }

@@ -47,6 +47,9 @@ struct SessionOptions {
   NetworkModel network;                   // for policy kTime; measured if not known
   double gather_memory_bytes = 2e9;       // TimeChoiceSettings
   bool uneven_steps = false;              // ranks may call hvd.join() while others go on
+  // A hook of the user's own, called with a complete local gradient before it is sent; it may change it in place. Python code.
+  std::function<void(int, const at::Tensor&)> before;
+  std::vector<bool> hooked;  // by parameter: `before` is called for it, so it is not factored. Empty: for none
 };
 
 // Hooks call in on autograd's threads; everything else is called by the training thread. No method needs Python's lock, and
@@ -111,6 +114,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
     int group = -1;
     bool sparse = false;     // agreed: some rank has sparse gradients for it
     bool sparse_now = false; // this rank has one in this step
+    bool hooked = false;     // agreed: the user's hook looks at its gradient before it is sent
+    bool hook_ran = false;   // in this step
     double ready_seconds = -1;           // this step: gradient complete, or factors sent; from the step's beginning
     std::vector<double> ready_history;   // of the last steps, as if everything were dense
   };
@@ -161,6 +166,9 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   bool MayGather(Factored& factored);
   void SendWithoutFactors(const Factored& factored);
   void SendSparseAsDense(Parameter& parameter);
+
+  // The user's hook (session_hooks.cc). Lets go of the lock meanwhile.
+  void RunHook(Parameter& parameter, std::unique_lock<std::mutex>* lock);
 
   // Agreement (session_plan.cc).
   bool PlanIsDue() const;

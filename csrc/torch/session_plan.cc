@@ -63,6 +63,7 @@ void Session::CheckProfile(Parameter& p) {
 }
 
 std::string Session::WhyNoLayer(const Parameter& p) const {
+  if (p.hooked) return "a hook looks at its gradient before reduction";
   if (p.tensor.dim() != 2) return "it is no matrix";
   if (p.group >= 0) return "it is part of a group";
   if (options_.compression == CompressionKind::kPython) return "the compressor is not one of Horovod's own";
@@ -113,9 +114,12 @@ RankProfile Session::LocalProfile() const {
       const bool shared = bias.defined() && std::any_of(parameters_.begin(), parameters_.end(), [&](const Parameter& other) {
                             return &other != &p && other.layer && other.layer->profiled_bias().is_same(bias);
                           });
-      if (bias.defined() && (owner == parameters_.end() || owner->group >= 0 || shared)) {
+      const bool elsewhere = owner == parameters_.end() || owner->group >= 0;
+      if (bias.defined() && (shared || elsewhere || owner->hooked)) {
         tensor.sfb_allowed = false;
-        tensor.reason = shared ? "its bias is shared with another layer" : "its bias is reduced elsewhere";
+        tensor.reason = shared      ? "its bias is shared with another layer"
+                        : elsewhere ? "its bias is reduced elsewhere"
+                                    : "a hook looks at its bias's gradient before reduction";
       }
       FillTableProfile(p, &tensor);
     } else {
