@@ -2,6 +2,7 @@
 
 import collections
 import fnmatch
+import math
 import os
 import sys
 import warnings
@@ -328,6 +329,42 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             # Before the first step under its old number: ranks that register differently must meet, or they could not find that out.
             unused = self._session is not None and self._session.stats()["steps"] == 0
             self._open_session(tag=self._tag if unused else None)
+
+    def weigh(self, loss: torch.Tensor, samples: Union[int, float]) -> torch.Tensor:
+        """The loss of a batch, scaled so that the averaged gradient is the mean over all samples of all ranks.
+
+        Horovod's average counts ranks alike, whatever number of samples each had. Call it between forward and backward, on all ranks, once
+        for each backward pass; a rank in ``hvd.join()`` counts no samples. Costs an allreduce of one number, for which it waits::
+
+            loss = optimizer.weigh(F.cross_entropy(model(x), y), len(x))
+            loss.backward()
+
+        Args:
+            loss: the mean over this rank's samples, of any shape.
+            samples: how many there were, 0 or more; or the sum of their weights.
+
+        Returns:
+            ``loss * samples * size / total``, with ``size`` ranks and ``total`` samples of all of them. To log, use ``loss`` itself.
+
+        Raises:
+            ValueError: ``op`` is not ``Average``; ``samples`` is negative or no number; or it is 0 and the loss is not finite, such as the
+                mean over an empty batch.
+        """
+        if self.op != Average:
+            raise ValueError("weigh() is for op=hvd.Average. With op=hvd.Sum use the sum over this rank's samples as its loss.")
+        try:
+            count = float(samples)
+        except (TypeError, ValueError, RuntimeError):
+            count = math.nan
+        if not (math.isfinite(count) and count >= 0):
+            raise ValueError(f"weigh: samples={samples!r} is not a number of 0 or more.")
+        session = self._current_session()
+        total = count if session is None else session.sum_over_ranks("samples", count)
+        if count == 0 and not torch.isfinite(loss).all():
+            raise ValueError("weigh: samples is 0 and the loss is not finite, so the gradient of all ranks might not be either. On a rank "
+                             "without samples use a finite loss, such as model(x).sum().")
+        size = 1 if session is None else self.process_set.size()
+        return loss * (count * size / total if total > 0 else 0.0)
 
     def scheme_report(self) -> str:
         """A table of every tensor's scheme, what each scheme would send and take, and why this one; text for a terminal."""

@@ -408,6 +408,17 @@ def test_hooks_that_match_nothing(model, arguments, fragment):
         wrap(model, named_parameters=model.named_parameters()).register_reduction_hook(**arguments)
 
 
+def test_weigh_with_one_rank(model):
+    optimizer = wrap(model)
+    loss = model(torch.ones(2, 4)).sum()
+    assert torch.equal(optimizer.weigh(loss, 2), loss) and torch.equal(optimizer.weigh(loss, 0.5), loss)
+    assert optimizer.weigh(loss, 0) == 0
+    with pytest.raises(ValueError, match="not finite"):
+        optimizer.weigh(loss * float("nan"), 0)
+    with pytest.raises(ValueError, match="samples=-1 is not a number of 0 or more"):
+        optimizer.weigh(loss, -1)
+
+
 def test_reports_of_one_rank(model):
     optimizer = wrap(model)
     assert "1 rank" in optimizer.scheme_report()
@@ -420,7 +431,7 @@ def test_all_public_functions_have_docstrings():
     optimizer = type(wrap(torch.nn.Linear(2, 2)))
     for function in (poseidon_hvd.DistributedOptimizer, optimizer.synchronize, optimizer.skip_synchronize, optimizer.step,
                      optimizer.zero_grad, optimizer.scheme_report, optimizer.stats, optimizer.set_backward_passes_per_step,
-                     optimizer.register_reduction_hook):
+                     optimizer.register_reduction_hook, optimizer.weigh):
         assert inspect.getdoc(function), function
 
 

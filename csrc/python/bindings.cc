@@ -229,6 +229,7 @@ PYBIND11_MODULE(_C, m) {
       .def("note_zeroed", &Session::NoteZeroed, ReleaseGil())
       .def("note_updated", &Session::NoteUpdated, ReleaseGil())
       .def("note_join", &Session::NoteJoin, ReleaseGil())
+      .def("sum_over_ranks", &Session::SumOverRanks, ReleaseGil(), py::arg("what"), py::arg("value"))
       .def("has_open_handles", &Session::HasOpenHandles, ReleaseGil())
       .def("touched_parameters", &Session::TouchedParameters, ReleaseGil())
       .def("delays", &Session::Delays, ReleaseGil())

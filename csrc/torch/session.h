@@ -78,6 +78,9 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   // This rank calls hvd.join(), after which all ranks go on together, whatever number of steps each has done before.
   void NoteJoin();
 
+  // The sum over the ranks that are not in hvd.join(). Blocks; all of them must call it, any number of times.
+  double SumOverRanks(const std::string& what, double value);
+
   // ---- Views for Python: Horovod's private attributes, reports.
   bool HasOpenHandles() const;
   std::vector<int> TouchedParameters() const;

@@ -161,7 +161,7 @@ bool Session::PutOffWhileRanksAreMissing() {
   bool missing = SomeRankIsMissing();
   if (!options_.uneven_steps) {
     double ranks = 1;
-    ThrowIfFailed(SumOverRanks(*engine_, WireName("agree", "live"), options_.process_set, options_.size, &ranks));
+    ThrowIfFailed(poseidon::SumOverRanks(*engine_, WireName("agree", "live"), options_.process_set, options_.size, &ranks));
     missing = ranks < options_.size;
   }
   if (missing) RestartPlanClock();

@@ -79,4 +79,11 @@ void Session::SendSparseAsDense(Parameter& p) {
   SendDense(p);
 }
 
+double Session::SumOverRanks(const std::string& what, double value) {
+  const Status status = poseidon::SumOverRanks(*engine_, WireName("agree", what), options_.process_set, options_.size, &value);
+  std::lock_guard<std::mutex> lock(mutex_);
+  ThrowIfFailed(status);
+  return value;
+}
+
 }  // namespace poseidon

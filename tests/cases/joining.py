@@ -1,6 +1,7 @@
 """hvd.join() on ranks that have fewer steps than others, with uneven_steps: factors while all are there, allreduce while one is missing."""
 
 import torch
+from torch.nn import functional as F
 
 from cases.embedding import Table, Words, plain_sgd
 from cases.linear import loss_of, mlp
@@ -262,6 +263,23 @@ def several_optimizers(rank):
 
     theirs, ours = run(rank.horovod), run(hvd, policy="sfb", uneven_steps=True)
     assert relative_error(ours, theirs.double()) < 1e-6
+
+
+@case
+def weighed_by_samples(rank):
+    """Ranks that have joined count no samples."""
+
+    def step(library, optimizer, model, index):
+        x = batch(rank, index, rows=2 + (index + rank.rank) % 3)
+        loss = F.mse_loss(model(x), torch.zeros(len(x), 10))
+        if library is hvd:
+            loss = optimizer.weigh(loss, len(x))
+        else:
+            total = library.allreduce(torch.tensor(float(len(x))), op=library.Sum, name="joining.samples")
+            loss = loss * (len(x) * rank.size / total)
+        loss.backward()
+
+    check(rank, mlp, step)
 
 
 @case
