@@ -21,6 +21,7 @@ class Config:
         network: for policy ``"time"``: alpha (s) and beta (s/byte) of allreduce, then of allgather; None: measured at the first step.
         memory_limit: bytes that the gathered rows of all factored tensors may take on each rank, for policy ``"time"``.
         log_plans: print a new plan on rank 0.
+        uneven_steps: ranks may be in ``hvd.join()`` while others still train, also while layers are factored.
     """
 
     policy: str = "time"
@@ -28,10 +29,11 @@ class Config:
     network: Optional[Tuple[float, float, float, float]] = None
     memory_limit: float = 2e9
     log_plans: bool = False
+    uneven_steps: bool = False
 
     @classmethod
     def resolve(cls, policy: Optional[str], schemes: Optional[Mapping[str, str]], network: Union[None, str, Mapping[str, Any]] = None,
-                memory_limit: Optional[float] = None) -> "Config":
+                memory_limit: Optional[float] = None, uneven_steps: Optional[bool] = None) -> "Config":
         """Arguments override the environment, option by option.
 
         Raises:
@@ -48,7 +50,7 @@ class Config:
             schemes, source = _parse_schemes(os.environ.get("POSEIDON_SCHEMES", "")), "POSEIDON_SCHEMES"
         for pattern, scheme in schemes.items():
             _validate(_C.parse_scheme_override, scheme, f"{source}, {pattern!r}")
-        return cls(policy, dict(schemes), _network(network), _memory_limit(memory_limit), _log_plans())
+        return cls(policy, dict(schemes), _network(network), _memory_limit(memory_limit), _log_plans(), _uneven_steps(uneven_steps))
 
     def overrides(self, names: Sequence[str]) -> List[str]:
         """The scheme asked for each parameter.
@@ -145,6 +147,15 @@ def _log_plans() -> bool:
     if level not in ("info", "warning"):
         raise ValueError(f"POSEIDON_LOG_LEVEL: {level!r} is none of info, warning.")
     return level == "info"
+
+
+def _uneven_steps(uneven_steps: Optional[bool]) -> bool:
+    if uneven_steps is not None:
+        return bool(uneven_steps)
+    text = os.environ.get("POSEIDON_UNEVEN_STEPS", "0")
+    if text not in ("0", "1"):
+        raise ValueError(f"POSEIDON_UNEVEN_STEPS: {text!r} is none of 0, 1.")
+    return text == "1"
 
 
 def stall_warning_seconds() -> float:

@@ -1,12 +1,14 @@
 """``DistributedOptimizer``: Horovod's, with sufficient factor broadcasting for the layers where it pays."""
 
 import collections
+import fnmatch
+import math
 import os
 import sys
 import warnings
 import weakref
 from contextlib import contextmanager
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from horovod.common.util import split_list
@@ -15,6 +17,7 @@ from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, global_process_se
 from horovod.torch.optimizer import DistributedOptimizer as _horovod_distributed_optimizer
 
 from . import _runtime
+from ._hooks import Hook, HookHandle, Hooks
 from ._native import _C
 from ._parameters import all_parameters, check_groups, name_parameters
 from .config import Config
@@ -49,6 +52,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self.process_set = process_set
         self._groups = check_groups(groups)
         self._config = config
+        self._hooks = Hooks()
         self._synchronized = False
         self._should_synchronize = True
         self._session = None
@@ -58,18 +62,20 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     # ---- Session: everything that happens between ranks
 
-    def _open_session(self):
-        """Local: no rank waits for another here."""
+    def _open_session(self, tag=None):
+        """Local: no rank waits for another here. ``tag``: None for the next number."""
         # By name, so that the order is the same on every rank whatever container the parameters came from.
         self._params = sorted(all_parameters(self), key=self._parameter_names.__getitem__)
         names = [self._parameter_names[p] for p in self._params]
         overrides = self._config.overrides(names)  # validates, also where nothing will be sent
+        self._hooks.resolve(names)
         if not self.process_set.included() or (self.process_set.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"):
             self._session = None
             return
         groups = self._index_groups()
         compression = _COMPRESSION_KINDS.get(self._compression, "python")
         average = self.op == Average
+        uneven_steps = self._config.uneven_steps and self.process_set.process_set_id == 0  # hvd.join() knows no other
         schemes = ",".join(f"{name}:{scheme}" for name, scheme in zip(names, overrides) if scheme != "auto")
         settings = {
             "policy": self._config.policy,
@@ -81,9 +87,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             "groups": ";".join(",".join(names[i] for i in group) for group in groups),
             "network": self._config.network,
             "memory_limit": self._config.memory_limit,
+            "uneven_steps": uneven_steps,
+            "hooks before reduction": ",".join(self._hooks.names_before),
         }
         self._logged_schemes = None
-        self._tag = _runtime.session_tag(self.process_set.process_set_id)
+        self._tag = _runtime.session_tag(self.process_set.process_set_id) if tag is None else tag
         self._contexts = {}
         self._session = _C.Session(
             engine=_runtime.engine(),
@@ -107,6 +115,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             settings="\n".join(f"{key}={value}" for key, value in settings.items()),
             network=self._config.network,
             gather_memory_bytes=self._config.memory_limit,
+            uneven_steps=uneven_steps,
+            before=self._hooks.caller(),
+            hooked=self._hooks.hooked,
         )
 
     def _close_session(self):
@@ -138,8 +149,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             HorovodInternalError: Horovod failed, for example because another rank has died.
             ValueError: ranks disagree (settings, parameters, shapes); the message names the difference.
+            RuntimeError: a reduction hook raised an exception; the message names the parameter.
         """
-        session = self._current_session() if self.process_set.included() else None
+        included = self.process_set.included()
+        session = self._current_session() if included else None
         if session is not None:
             sparse = session.flush()
             handles = [(i, self._sparse_async(self._params[i])) for i in sparse]
@@ -154,7 +167,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 warnings.warn(f"poseidon_hvd: {message}")
             if self._config.log_plans:
                 self._log_new_plan()
+        elif included:
+            self._hooks.before_all(self._params)
         self._synchronized = True
+        if included:
+            self._hooks.after_all(self._params)
 
     def _sparse_async(self, p):
         """Sparse gradients go Horovod's own way; a rank without one contributes no rows."""
@@ -261,6 +278,93 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._session.set_passes_per_step(passes)
 
     # ---- Ours
+
+    def register_reduction_hook(self, before: Optional[Callable[[str, torch.Tensor], None]] = None,
+                                after: Optional[Callable[[str, torch.Tensor], None]] = None,
+                                parameters: Union[str, Sequence[str]] = "*") -> HookHandle:
+        """Functions that see gradients around their reduction and may change them in place.
+
+        A parameter with a hook ``before`` is sent whole, never as factors or rows: the local gradient of a factored layer is not
+        computed. So registering or removing one makes the next step observe again and make a new plan. Without a hook nothing changes.
+
+        Args:
+            before: called as ``before(name, grad)`` with this rank's local gradient, of all passes of the step, just before it is sent: on
+                autograd's threads, in ``synchronize()`` after fewer passes. Not called where there is no gradient. A sparse gradient is
+                sparse.
+            after: called as ``after(name, grad)`` with the reduced gradient, in ``synchronize()``, in the order of names.
+            parameters: pattern of names (``fnmatch``), or several; also of parameters that are added later.
+
+        Both run without gradient recording and return None; several run in the order in which they were registered. All ranks register the
+        same ``before``, before the first step or between the same two steps; with one rank they run too.
+
+        Returns:
+            A handle whose ``remove()`` takes the hook out of service.
+
+        Raises:
+            ValueError: no function, or a pattern that matches no parameter.
+            RuntimeError: ``before`` is registered while gradients are being reduced. An exception in a hook is raised as one too, by
+                ``backward()`` or ``synchronize()``, and names the parameter.
+        """
+        if before is None and after is None:
+            raise ValueError("register_reduction_hook() needs a function: before, after or both.")
+        patterns = (parameters,) if isinstance(parameters, str) else tuple(parameters)
+        names = [self._parameter_names[p] for p in all_parameters(self)]
+        unknown = [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
+        if unknown or not patterns:
+            shown = ", ".join(sorted(names)[:8]) + (", ..." if len(names) > 8 else "")
+            raise ValueError(f"register_reduction_hook: parameters={unknown or patterns!r} matches none of this optimizer's: {shown}.")
+        hook = Hook(before, after, patterns)
+        self._change_hooks(self._hooks.add, hook)
+        return HookHandle(self, hook)
+
+    def _remove_reduction_hook(self, hook):
+        if hook in self._hooks:
+            self._change_hooks(self._hooks.remove, hook)
+
+    def _change_hooks(self, change, hook):
+        if hook.before is not None and self._handles:
+            raise RuntimeError("A hook before reduction was registered or removed while gradients are being reduced. Do it after step().")
+        change(hook)
+        if hook.before is not None:
+            # Before the first step under its old number: ranks that register differently must meet, or they could not find that out.
+            unused = self._session is not None and self._session.stats()["steps"] == 0
+            self._open_session(tag=self._tag if unused else None)
+
+    def weigh(self, loss: torch.Tensor, samples: Union[int, float]) -> torch.Tensor:
+        """The loss of a batch, scaled so that the averaged gradient is the mean over all samples of all ranks.
+
+        Horovod's average counts ranks alike, whatever number of samples each had. Call it between forward and backward, on all ranks, once
+        for each backward pass; a rank in ``hvd.join()`` counts no samples. Costs an allreduce of one number, for which it waits::
+
+            loss = optimizer.weigh(F.cross_entropy(model(x), y), len(x))
+            loss.backward()
+
+        Args:
+            loss: the mean over this rank's samples, of any shape.
+            samples: how many there were, 0 or more; or the sum of their weights.
+
+        Returns:
+            ``loss * samples * size / total``, with ``size`` ranks and ``total`` samples of all of them. To log, use ``loss`` itself.
+
+        Raises:
+            ValueError: ``op`` is not ``Average``; ``samples`` is negative or no number; or it is 0 and the loss is not finite, such as the
+                mean over an empty batch.
+        """
+        if self.op != Average:
+            raise ValueError("weigh() is for op=hvd.Average. With op=hvd.Sum use the sum over this rank's samples as its loss.")
+        try:
+            count = float(samples)
+        except (TypeError, ValueError, RuntimeError):
+            count = math.nan
+        if not (math.isfinite(count) and count >= 0):
+            raise ValueError(f"weigh: samples={samples!r} is not a number of 0 or more.")
+        session = self._current_session()
+        total = count if session is None else session.sum_over_ranks("samples", count)
+        if count == 0 and not torch.isfinite(loss).all():
+            raise ValueError("weigh: samples is 0 and the loss is not finite, so the gradient of all ranks might not be either. On a rank "
+                             "without samples use a finite loss, such as model(x).sum().")
+        size = 1 if session is None else self.process_set.size()
+        return loss * (count * size / total if total > 0 else 0.0)
 
     def scheme_report(self) -> str:
         """A table of every tensor's scheme, what each scheme would send and take, and why this one; text for a terminal."""
@@ -411,6 +515,7 @@ def DistributedOptimizer(
     schemes: Optional[Mapping[str, str]] = None,
     network: Union[None, str, Mapping[str, Any]] = None,
     memory_limit: Optional[float] = None,
+    uneven_steps: Optional[bool] = None,
 ) -> torch.optim.Optimizer:
     """An optimizer that reduces gradients over all ranks before each step, the cheaper way for each tensor.
 
@@ -442,6 +547,9 @@ def DistributedOptimizer(
             ``POSEIDON_ALPHA_ALLREDUCE`` (s), ``POSEIDON_BETA_ALLREDUCE`` (s/byte), ``.._ALLGATHER``, or the file ``POSEIDON_PROFILE``.
         memory_limit: bytes that gathered rows may take on each rank under policy ``"time"``; default from
             ``POSEIDON_MEMORY_LIMIT_MB``, else 2 GB.
+        uneven_steps: ranks may call ``hvd.join()`` while others still train, as with plain Horovod. Costs an allreduce of one number
+            per step, and in steps in which a rank is missing everything is allreduced; default from ``POSEIDON_UNEVEN_STEPS`` (0 or 1),
+            else False.
 
     Returns:
         An instance of a subclass of the optimizer's class, with Horovod's ``synchronize()`` and ``skip_synchronize()``.
@@ -465,7 +573,7 @@ def DistributedOptimizer(
             "torch.optim.LBFGS cannot be distributed: each rank would evaluate its closure, and so reduce gradients, a different "
             "number of times and wait for the others for ever."
         )
-    config = Config.resolve(policy, schemes, network, memory_limit)
+    config = Config.resolve(policy, schemes, network, memory_limit, uneven_steps)
     horovod_size = size()  # raises if Horovod is not initialized
 
     own_path = None

@@ -76,7 +76,7 @@ def test_signature_starts_with_horovods():
     assert [(p.name, p.default) for p in ours[:len(theirs)]] == [(p.name, p.default) for p in theirs]
     assert [p.kind for p in ours[:len(theirs)]] == [p.kind for p in theirs]
     assert all(p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is None for p in ours[len(theirs):])
-    assert [p.name for p in ours[len(theirs):]] == ["policy", "schemes", "network", "memory_limit"]
+    assert [p.name for p in ours[len(theirs):]] == ["policy", "schemes", "network", "memory_limit", "uneven_steps"]
 
 
 # ---- The class
@@ -265,6 +265,7 @@ def test_network_from_every_source(monkeypatch, tmp_path):
     ({"POSEIDON_PROFILE": "/no/such/file"}, "POSEIDON_PROFILE: cannot read a network"),
     ({"POSEIDON_MEMORY_LIMIT_MB": "lots"}, "POSEIDON_MEMORY_LIMIT_MB: 'lots' is not a size"),
     ({"POSEIDON_LOG_LEVEL": "loud"}, "POSEIDON_LOG_LEVEL: 'loud' is none of info, warning"),
+    ({"POSEIDON_UNEVEN_STEPS": "yes"}, "POSEIDON_UNEVEN_STEPS: 'yes' is none of 0, 1"),
 ])
 def test_settings_of_policy_time_are_validated(monkeypatch, variables, fragment):
     from poseidon_hvd.config import Config
@@ -289,6 +290,15 @@ def test_memory_limit_in_bytes_and_megabytes(monkeypatch):
     assert Config.resolve(None, None, None, 5).memory_limit == 5
     monkeypatch.setenv("POSEIDON_MEMORY_LIMIT_MB", "3")
     assert Config.resolve(None, None).memory_limit == 3e6
+
+
+def test_uneven_steps_from_every_source(monkeypatch):
+    from poseidon_hvd.config import Config
+
+    assert Config.resolve(None, None).uneven_steps is False
+    monkeypatch.setenv("POSEIDON_UNEVEN_STEPS", "1")
+    assert Config.resolve(None, None).uneven_steps is True
+    assert Config.resolve(None, None, uneven_steps=False).uneven_steps is False
 
 
 @pytest.mark.parametrize("value", ["soon", "1s"])
@@ -362,6 +372,53 @@ def test_copies(model):
     assert isinstance(copy.deepcopy(optimizer), torch.optim.SGD)
 
 
+def test_hooks_of_one_rank(model):
+    """A script that clips must train alike on one rank."""
+    optimizer = wrap(model, named_parameters=model.named_parameters())
+    calls = []
+
+    def halve(name, grad):
+        calls.append(name)
+        grad.mul_(0.5)
+
+    before = optimizer.register_reduction_hook(before=halve, parameters=["0.*", "1.bias"])
+    optimizer.register_reduction_hook(after=halve, parameters="1.*")
+    model(torch.ones(2, 4)).sum().backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    optimizer.synchronize()
+    assert calls == ["0.bias", "0.weight", "1.bias", "1.bias", "1.weight"]
+    assert all(torch.equal(p.grad, g * factor) for p, g, factor in zip(model.parameters(), gradients, (0.5, 0.5, 0.5, 0.25)))
+    before.remove()
+    before.remove()
+    optimizer.zero_grad()
+    calls.clear()
+    model[0](torch.ones(2, 4)).sum().backward()
+    optimizer.synchronize()
+    assert calls == []  # no gradient, no call
+
+
+@pytest.mark.parametrize(("arguments", "fragment"), [
+    ({}, "before, after or both"),
+    ({"before": print, "parameters": "fc*"}, r"fc\*.*0.bias, 0.weight"),
+    ({"after": print, "parameters": ["0.*", "2.*"]}, r"2\.\*"),
+    ({"after": print, "parameters": []}, "matches none"),
+])
+def test_hooks_that_match_nothing(model, arguments, fragment):
+    with pytest.raises(ValueError, match=fragment):
+        wrap(model, named_parameters=model.named_parameters()).register_reduction_hook(**arguments)
+
+
+def test_weigh_with_one_rank(model):
+    optimizer = wrap(model)
+    loss = model(torch.ones(2, 4)).sum()
+    assert torch.equal(optimizer.weigh(loss, 2), loss) and torch.equal(optimizer.weigh(loss, 0.5), loss)
+    assert optimizer.weigh(loss, 0) == 0
+    with pytest.raises(ValueError, match="not finite"):
+        optimizer.weigh(loss * float("nan"), 0)
+    with pytest.raises(ValueError, match="samples=-1 is not a number of 0 or more"):
+        optimizer.weigh(loss, -1)
+
+
 def test_reports_of_one_rank(model):
     optimizer = wrap(model)
     assert "1 rank" in optimizer.scheme_report()
@@ -373,7 +430,8 @@ def test_reports_of_one_rank(model):
 def test_all_public_functions_have_docstrings():
     optimizer = type(wrap(torch.nn.Linear(2, 2)))
     for function in (poseidon_hvd.DistributedOptimizer, optimizer.synchronize, optimizer.skip_synchronize, optimizer.step,
-                     optimizer.zero_grad, optimizer.scheme_report, optimizer.stats, optimizer.set_backward_passes_per_step):
+                     optimizer.zero_grad, optimizer.scheme_report, optimizer.stats, optimizer.set_backward_passes_per_step,
+                     optimizer.register_reduction_hook, optimizer.weigh):
         assert inspect.getdoc(function), function
 
 

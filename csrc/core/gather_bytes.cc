@@ -60,39 +60,7 @@ class BytesExchange final : public Exchange {
   std::vector<uint8_t> gathered_;
 };
 
-class CountExchange final : public Exchange {
- public:
-  CountExchange(std::string name, int process_set) : Exchange(std::move(name), Scheme::kAllreduce), process_set_(process_set) {}
-
-  int count() const { return static_cast<int>(sum_ + 0.5f); }
-
- protected:
-  Status Begin(Engine& engine) override {
-    Status status = engine.transport().Allreduce(name(), Buffer{&sum_, {1}, DType::kFloat32}, Reduction{ReduceOp::kSum}, process_set_,
-                                                 engine.CompletionOf(*this));
-    if (!status.ok()) engine.CancelCompletion(*this);
-    return status;
-  }
-  Status Advance(Engine&, Progress* progress) override {
-    *progress = Progress::kDone;
-    return Status::OK();
-  }
-  bool cheap_advance() const override { return true; }
-
- private:
-  const int process_set_;
-  float sum_ = 1;
-};
-
 }  // namespace
-
-Status CountRanks(Engine& engine, const std::string& name, int process_set, int* count) {
-  auto exchange = std::make_shared<CountExchange>(name, process_set);
-  Status status = engine.Submit(exchange);
-  if (status.ok()) status = engine.Wait({exchange});
-  if (status.ok()) *count = exchange->count();
-  return status;
-}
 
 Status GatherBytes(Engine& engine, const std::string& name, int process_set, const std::vector<uint8_t>& mine,
                    std::vector<std::vector<uint8_t>>* by_rank) {

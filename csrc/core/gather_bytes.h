@@ -14,8 +14,4 @@ namespace poseidon {
 Status GatherBytes(Engine& engine, const std::string& name, int process_set, const std::vector<uint8_t>& mine,
                    std::vector<std::vector<uint8_t>>* by_rank);
 
-// How many ranks call it: all of the process set but those that have joined (hvd.join()), for which Horovod puts zeros into a sum. An
-// allgather would fail then. The same on all ranks that call it. Blocks.
-Status CountRanks(Engine& engine, const std::string& name, int process_set, int* count);
-
 }  // namespace poseidon

@@ -39,16 +39,27 @@ T Parse(Status (*parse)(const std::string&, T*), const std::string& text) {
   return value;
 }
 
-// A compressor is Python code, called from autograd's threads and destroyed by whichever thread drops the session.
-std::function<at::Tensor(int, const at::Tensor&)> WrapCompressor(const py::object& compress) {
-  if (compress.is_none()) return nullptr;
-  std::shared_ptr<py::object> function(new py::object(compress), [](py::object* object) {
+// Python code, called from autograd's threads and destroyed by whichever thread drops the session.
+std::shared_ptr<py::object> Share(const py::object& function) {
+  return std::shared_ptr<py::object>(new py::object(function), [](py::object* object) {
     py::gil_scoped_acquire gil;
     delete object;
   });
-  return [function](int index, const at::Tensor& tensor) {
+}
+
+std::function<at::Tensor(int, const at::Tensor&)> WrapCompressor(const py::object& compress) {
+  if (compress.is_none()) return nullptr;
+  return [function = Share(compress)](int index, const at::Tensor& tensor) {
     py::gil_scoped_acquire gil;
     return (*function)(index, tensor).cast<at::Tensor>();
+  };
+}
+
+std::function<void(int, const at::Tensor&)> WrapHook(const py::object& hook) {
+  if (hook.is_none()) return nullptr;
+  return [function = Share(hook)](int index, const at::Tensor& grad) {
+    py::gil_scoped_acquire gil;
+    (*function)(index, grad);
   };
 }
 
@@ -58,7 +69,8 @@ std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std:
                                      const py::object& compress, bool sparse_as_dense, int process_set, int rank, int size,
                                      std::string tag, const std::string& policy, const std::vector<std::string>& overrides,
                                      std::string settings, std::optional<int64_t> max_gathered_elements,
-                                     const std::optional<std::vector<double>>& network, double gather_memory_bytes) {
+                                     const std::optional<std::vector<double>>& network, double gather_memory_bytes,
+                                     bool uneven_steps, const py::object& before, std::vector<bool> hooked) {
   SessionOptions options;
   options.names = std::move(names);
   options.params = std::move(params);
@@ -83,6 +95,9 @@ std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std:
     options.network.allgather = {network->at(2), network->at(3)};
   }
   options.gather_memory_bytes = gather_memory_bytes;
+  options.uneven_steps = uneven_steps;
+  options.before = WrapHook(before);
+  options.hooked = std::move(hooked);
   return Session::Create(engine, std::move(options));
 }
 
@@ -208,7 +223,8 @@ PYBIND11_MODULE(_C, m) {
            py::arg("compress"), py::arg("sparse_as_dense"), py::arg("process_set"), py::arg("rank"), py::arg("size"),
            py::arg("tag"), py::arg("policy"), py::arg("overrides"), py::arg("settings"),
            py::arg("max_gathered_elements") = std::nullopt, py::arg("network") = std::nullopt,
-           py::arg("gather_memory_bytes") = 2e9)
+           py::arg("gather_memory_bytes") = 2e9, py::arg("uneven_steps") = false, py::arg("before") = py::none(),
+           py::arg("hooked") = std::vector<bool>{})
       .def("flush", &Session::Flush, ReleaseGil())
       .def("finish", &Session::Finish, ReleaseGil())
       .def("reset", &Session::Reset, ReleaseGil())
@@ -216,6 +232,7 @@ PYBIND11_MODULE(_C, m) {
       .def("note_zeroed", &Session::NoteZeroed, ReleaseGil())
       .def("note_updated", &Session::NoteUpdated, ReleaseGil())
       .def("note_join", &Session::NoteJoin, ReleaseGil())
+      .def("sum_over_ranks", &Session::SumOverRanks, ReleaseGil(), py::arg("what"), py::arg("value"))
       .def("has_open_handles", &Session::HasOpenHandles, ReleaseGil())
       .def("touched_parameters", &Session::TouchedParameters, ReleaseGil())
       .def("delays", &Session::Delays, ReleaseGil())

@@ -87,22 +87,5 @@ TEST(DamagedBlocks) {
   }
 }
 
-TEST(RanksAreCounted) {
-  LocalWorld world(3);
-  RunRanks(3, [&](int rank) {
-    int count = 0;
-    POSEIDON_CHECK_OK(CountRanks(*world.engines[rank], "present", 0, &count));
-    POSEIDON_CHECK_EQ(count, 3);
-    POSEIDON_CHECK_OK(CountRanks(*world.engines[rank], "present", 0, &count));
-    POSEIDON_CHECK_EQ(count, 3);
-  });
-  world.cluster.FailNext("present", Status::Unavailable("gone"));
-  RunRanks(3, [&](int rank) {
-    int count = -1;
-    POSEIDON_CHECK_EQ(CountRanks(*world.engines[rank], "present", 0, &count).code(), StatusCode::kUnavailable);
-    POSEIDON_CHECK_EQ(count, -1);
-  });
-}
-
 }  // namespace
 }  // namespace poseidon

@@ -87,6 +87,7 @@ void EmbeddingLayer::FillProfile(TensorProfile* profile) const {
 
 void EmbeddingLayer::RestartProfile() {
   FactoredLayer::RestartProfile();
+  profiled_unique_rows_ = 0;
   DropProfile();
 }
 

@@ -239,6 +239,27 @@ Status FactoredLayer::PrepareMessage(Buffer* message, uint32_t* flags, double* p
   });
 }
 
+Status FactoredLayer::MakeDense() {
+  return Catching(std::string("Cannot make a dense gradient of the ") + parts_text() + " of " + name_, [&] {
+    DropRowsTheUserDiscarded();
+    for (Target& t : targets_) {
+      if (t.param.defined()) ClearMark(t);
+    }
+    if (rows_ > 0) SpillRows();
+    for (Target& t : targets_) {
+      if (!t.param.defined()) continue;
+      at::Tensor& grad = t.param.mutable_grad();
+      if (!grad.defined()) grad = ZeroGradient(t);
+      t.buffer = at::Tensor();  // .grad may be over this memory, and an allreduce leaves no trace in the version
+      t.known = nullptr;
+    }
+    ForgetRows();
+    pack_seconds_ = 0;
+    pass_open_ = several_passes_ = false;
+    return Status::OK();
+  });
+}
+
 void FactoredLayer::FinishStep() {
   at::NoGradGuard no_grad;
   for (Target& t : targets_) {

@@ -93,6 +93,9 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
 
   // Closes the message and chooses the buffers that receive the gradients.
   Status PrepareMessage(Buffer* message, uint32_t* flags, double* pack_seconds);
+  // Or, in a step without factors: adds what was captured to the ordinary local gradient in .grad, which exists afterwards. Also starts
+  // a new step.
+  Status MakeDense();
   // After the exchange: sets .grad where it was missing, and starts a new step.
   void FinishStep();
   // Forgets what was captured; buffers that may still be in flight are left to their exchange.
@@ -142,7 +145,7 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   // The verdict's part of an entry.
   void FillVerdict(const char* calls, TensorProfile* profile) const;
   // More rows than one collective can take. How many rows the other ranks have is unknown, so this rank alone must get by: it
-  // puts what its rows give into .grad, and that goes the way of any gradient that they do not cover.
+  // puts what its rows give into .grad, and that goes the way of any gradient that they do not cover. Not without rows.
   virtual void SpillRows() = 0;
   // Writes into the first rows_ rows of message_ what Append() has not written yet; not the flags.
   virtual void CloseRows() {}

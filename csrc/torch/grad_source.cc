@@ -49,7 +49,7 @@ void GradSource::FinishOnTrainingThread() {
   at::NoGradGuard no_grad;
   if (grad_.defined() && grad_.layout() == at::kSparse && compression_ != CompressionKind::kPython) {
     // Sparse gradients cannot take over another one's storage.
-    grad_.zero_().add_(wire_.to(grad_.scalar_type()).to_sparse());
+    grad_.zero_().add_(wire_.to(grad_.scalar_type()).to_sparse(grad_.sparse_dim()));
   }
   if (compression_ != CompressionKind::kPython) wire_.reset();
   grad_.reset();

@@ -66,6 +66,7 @@ Session::Session(std::shared_ptr<Engine> engine, SessionOptions options)
     p.name = options_.names[i];
     p.counter = PassCounter(options_.passes_per_step);
     p.source = NewSource(p);
+    p.hooked = !options_.hooked.empty() && options_.hooked[i];
   }
   groups_.resize(options_.groups.size());
   for (size_t g = 0; g < groups_.size(); ++g) {
@@ -84,7 +85,7 @@ Session::Session(std::shared_ptr<Engine> engine, SessionOptions options)
 bool Session::MayFactor(const Parameter& p, SchemeOverride wish) const {
   const bool asked = wish == SchemeOverride::kSfb || wish == SchemeOverride::kRowSparse;
   const bool may = options_.policy != Policy::kAllreduce || asked;
-  return may && wish != SchemeOverride::kAllreduce && p.group < 0 && CanFactor() && IsCandidate(p.tensor);
+  return may && wish != SchemeOverride::kAllreduce && p.group < 0 && !p.hooked && CanFactor() && IsCandidate(p.tensor);
 }
 
 bool Session::CanFactor() const {
@@ -160,11 +161,12 @@ bool Session::Capture(FactoredLayer& layer, at::ScalarType type, const std::func
   if (!layer.Accepts(type)) return false;
   Parameter& weight = parameters_[it->weight];
   if (weight.counter.sent() || weight.counter.remaining() <= 0) throw StatusError(Status::Assertion(kTooManyPasses));
-  append(/*last_pass=*/weight.counter.remaining() == 1);
+  const bool last_pass = weight.counter.remaining() == 1;
+  FollowPresence(/*gradient_is_complete=*/last_pass);
+  append(last_pass);
   if (NothingElseCanAdd(*it)) {
-    SendFactors(*it);
+    if (SendFactors(*it)) ++stats_.early_messages;
     NoteReady(*it);
-    ++stats_.early_messages;
   }
   return true;
 }
@@ -184,7 +186,7 @@ bool Session::NothingElseCanAdd(const Factored& factored) const {
 }
 
 void Session::OnAccumulated(int index) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   Parameter& p = parameters_[index];
   const at::Tensor& grad = p.tensor.grad();
   if (grad.defined() && grad.requires_grad()) {
@@ -193,6 +195,7 @@ void Session::OnAccumulated(int index) {
   }
   const PassCounter::Event event = p.counter.OnPass();
   if (event == PassCounter::Event::kTooMany) throw StatusError(Status::Assertion(kTooManyPasses));
+  FollowPresence(/*gradient_is_complete=*/event == PassCounter::Event::kReady);
   if (Factored* factored = FactoredOf(p)) {
     if (index == factored->weight) p.layer->EndPass();
     SendFactorsIfReady(*factored);
@@ -201,6 +204,7 @@ void Session::OnAccumulated(int index) {
   if (event != PassCounter::Event::kReady) return;
   NoteReady(p);
   CheckProfile(p);
+  if (p.hooked) RunHook(p, &lock);
   if (grad.defined() && grad.is_sparse() && !options_.sparse_as_dense && p.group < 0) {
     p.sparse_now = true;  // sent by Flush, when it is known that all ranks treat it as sparse
   } else if (p.group >= 0) {
@@ -229,7 +233,8 @@ void Session::ThrowIfFailed(const Status& status) const {
   if (status.ok()) return;
   std::string message = "[rank " + std::to_string(options_.rank) + "] " + status.message();
   if (status.code() == StatusCode::kUnavailable && !factored_.empty()) {
-    message += " (If a rank has called hvd.join() while others still train: join covers no allgather. Set POSEIDON_POLICY=allreduce.)";
+    message += " (If a rank has called hvd.join() while others still train: Horovod's join covers no allgather. Give DistributedOptimizer "
+               "uneven_steps=True, or set POSEIDON_UNEVEN_STEPS=1.)";
   }
   throw StatusError(Status(status.code(), message));
 }
@@ -254,7 +259,8 @@ void Session::SendGroupIfReady(Group& group, bool complete) {
   if (group.sent) return;
   if (!complete) {
     for (int index : group.members) {
-      if (!parameters_[index].counter.ready()) return;
+      const Parameter& p = parameters_[index];
+      if (!p.counter.ready() || (p.hooked && !p.hook_ran && p.tensor.grad().defined())) return;
     }
   }
   if (!group.exchange || group.exchange->state() == Exchange::State::kInFlight) {
@@ -280,9 +286,9 @@ void Session::SendFactorsIfReady(Factored& factored) {
   NoteReady(factored);
 }
 
-void Session::SendFactors(Factored& factored) {
+bool Session::SendFactors(Factored& factored) {
   Parameter& weight = parameters_[factored.weight];
-  if (weight.counter.sent()) return;
+  if (weight.counter.sent() || !MayGather(factored)) return false;
   Buffer message;
   uint32_t flags = 0;
   double pack_seconds = 0;
@@ -291,12 +297,14 @@ void Session::SendFactors(Factored& factored) {
   Submit(factored.exchange);
   weight.counter.MarkSent();
   if (factored.bias >= 0) parameters_[factored.bias].counter.MarkSent();
+  return true;
 }
 
 std::vector<int> Session::Flush() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   Attach();
   RecordTimeline();
+  WaitForWhoIsHere();
   if (PlanIsDue() && !PutOffWhileRanksAreMissing()) {
     for (Parameter& p : parameters_) {
       if (p.counter.touched() && !p.counter.ready()) CheckProfile(p);
@@ -305,12 +313,17 @@ std::vector<int> Session::Flush() {
     if (agreed.code() == StatusCode::kInvalidArgument) ThrowIfError(agreed);  // the same on all ranks
     ThrowIfFailed(agreed);
   }
+  for (Parameter& p : parameters_) {
+    if (p.hooked && p.active && !p.counter.sent()) RunHook(p, &lock);
+  }
   std::vector<int> sparse;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
     if (!p.active || p.counter.sent()) continue;
     if (Factored* factored = FactoredOf(p)) {
       SendFactors(*factored);
+    } else if (p.sparse && SomeRankIsMissing()) {
+      SendSparseAsDense(p);
     } else if (p.sparse) {
       sparse.push_back(static_cast<int>(i));
       p.counter.MarkSent();
@@ -339,7 +352,8 @@ std::vector<std::pair<int, at::Tensor>> Session::Finish() {
   std::vector<std::pair<int, at::Tensor>> compressed;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
-    if (!p.counter.sent() || p.layer_weight >= 0 || p.sparse) continue;
+    const bool gathered = (p.layer_weight >= 0 || p.sparse) && !SomeRankIsMissing();
+    if (!p.counter.sent() || gathered) continue;
     p.source->FinishOnTrainingThread();
     at::Tensor received = p.source->TakeCompressed();
     if (received.defined()) compressed.emplace_back(static_cast<int>(i), std::move(received));
@@ -350,7 +364,7 @@ std::vector<std::pair<int, at::Tensor>> Session::Finish() {
   }
   std::vector<int> flagged;
   for (Factored& factored : factored_) {
-    if (!parameters_[factored.weight].counter.sent()) continue;
+    if (!parameters_[factored.weight].counter.sent() || SomeRankIsMissing()) continue;
     parameters_[factored.weight].layer->FinishStep();
     stats_.of(factored.exchange->scheme()).tensors += factored.bias >= 0 ? 2 : 1;
     if (factored.exchange->gathered_flags() != 0) flagged.push_back(factored.weight);
@@ -373,18 +387,20 @@ void Session::EndStep() {
   in_flight_.clear();
   for (Parameter& p : parameters_) {
     p.counter.Reset();
-    p.sparse_now = false;
+    p.sparse_now = p.hook_ran = false;
     p.ready_seconds = -1;
     if (p.layer) p.layer->EndStepOfProfile();
   }
   for (Group& group : groups_) group.sent = false;
+  for (Factored& factored : factored_) factored.held = false;
+  presence_ = Presence::kNotAsked;
   if (std::exchange(adopt_next_plan_, false)) AdoptPlan();
   if (planned_) {
     profiled_.erase(std::remove_if(profiled_.begin(), profiled_.end(),
                                    [](const auto& layer) { return layer->mode() != FactoredLayer::Mode::kProfile; }),
                     profiled_.end());
-    for (const auto& layer : profiled_) layer->RestartProfile();
   }
+  for (const auto& layer : profiled_) layer->RestartProfile();
   step_began_ = finished_ = Clock::now();
 }
 

@@ -14,6 +14,7 @@
 #include "core/pass_counter.h"
 #include "core/plan.h"
 #include "core/profile.h"
+#include "core/scalar_sum.h"
 #include "core/selector.h"
 #include "core/sfb_exchange.h"
 #include "core/stats.h"
@@ -45,6 +46,10 @@ struct SessionOptions {
   std::string settings;                   // what must be equal on all ranks, one "key=value" per line
   NetworkModel network;                   // for policy kTime; measured if not known
   double gather_memory_bytes = 2e9;       // TimeChoiceSettings
+  bool uneven_steps = false;              // ranks may call hvd.join() while others go on
+  // A hook of the user's own, called with a complete local gradient before it is sent; it may change it in place. Python code.
+  std::function<void(int, const at::Tensor&)> before;
+  std::vector<bool> hooked;  // by parameter: `before` is called for it, so it is not factored. Empty: for none
 };
 
 // Hooks call in on autograd's threads; everything else is called by the training thread. No method needs Python's lock, and
@@ -72,6 +77,9 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void NoteUpdated();
   // This rank calls hvd.join(), after which all ranks go on together, whatever number of steps each has done before.
   void NoteJoin();
+
+  // The sum over the ranks that are not in hvd.join(). Blocks; all of them must call it, any number of times.
+  double SumOverRanks(const std::string& what, double value);
 
   // ---- Views for Python: Horovod's private attributes, reports.
   bool HasOpenHandles() const;
@@ -109,6 +117,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
     int group = -1;
     bool sparse = false;     // agreed: some rank has sparse gradients for it
     bool sparse_now = false; // this rank has one in this step
+    bool hooked = false;     // agreed: the user's hook looks at its gradient before it is sent
+    bool hook_ran = false;   // in this step
     double ready_seconds = -1;           // this step: gradient complete, or factors sent; from the step's beginning
     std::vector<double> ready_history;   // of the last steps, as if everything were dense
   };
@@ -117,12 +127,15 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
     int weight = -1;
     int bias = -1;
     std::shared_ptr<SfbExchange> exchange;
+    bool held = false;  // complete, but not sent before it is known that no rank is missing
   };
   struct Group {
     std::vector<int> members;
     std::shared_ptr<DenseExchange> exchange;
     bool sent = false;
   };
+
+  enum class Presence : uint8_t { kNotAsked, kAsked, kAllAreHere, kSomeAreMissing };
 
   Session(std::shared_ptr<Engine> engine, SessionOptions options);
 
@@ -136,7 +149,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void SendDense(Parameter& parameter);
   void SendGroupIfReady(Group& group, bool complete);
   void SendFactorsIfReady(Factored& factored);
-  void SendFactors(Factored& factored);
+  // True: the factors are on their way. They may have been sent before, be held, or have been made a dense gradient.
+  bool SendFactors(Factored& factored);
   bool NothingElseCanAdd(const Factored& factored) const;
   void CheckProfile(Parameter& parameter);
   void ThrowIfFailed(const Status& status) const;
@@ -144,6 +158,20 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   std::shared_ptr<GradSource> NewSource(const Parameter& p) const;
   void EndStep();
   void AbandonStep();
+
+  // Ranks that are in hvd.join() (session_presence.cc).
+  bool NeedsAllRanks() const;
+  void AskWhoIsHere();
+  void ReadWhoIsHere();
+  void WaitForWhoIsHere();
+  bool SomeRankIsMissing() const { return presence_ == Presence::kSomeAreMissing; }
+  void FollowPresence(bool gradient_is_complete);
+  bool MayGather(Factored& factored);
+  void SendWithoutFactors(const Factored& factored);
+  void SendSparseAsDense(Parameter& parameter);
+
+  // The user's hook (session_hooks.cc). Lets go of the lock meanwhile.
+  void RunHook(Parameter& parameter, std::unique_lock<std::mutex>* lock);
 
   // Agreement (session_plan.cc).
   bool PlanIsDue() const;
@@ -189,6 +217,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   std::vector<Factored> factored_;
   std::vector<std::shared_ptr<FactoredLayer>> profiled_;  // the layers that are looked at in this step
   std::vector<std::shared_ptr<Exchange>> in_flight_;
+  Presence presence_ = Presence::kNotAsked;  // in this step; only with uneven_steps
+  std::shared_ptr<ScalarSum> ranks_here_;
   bool planned_ = false;
   Plan plan_;
   Plan next_plan_;                // agreed in this step, in force from the next

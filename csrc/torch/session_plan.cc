@@ -64,6 +64,7 @@ void Session::CheckProfile(Parameter& p) {
 }
 
 std::string Session::WhyNoLayer(const Parameter& p) const {
+  if (p.hooked) return "a hook looks at its gradient before reduction";
   if (p.tensor.dim() != 2) return "it is no matrix";
   if (p.group >= 0) return "it is part of a group";
   if (options_.compression == CompressionKind::kPython) return "the compressor is not one of Horovod's own";
@@ -114,9 +115,12 @@ RankProfile Session::LocalProfile() const {
       const bool shared = bias.defined() && std::any_of(parameters_.begin(), parameters_.end(), [&](const Parameter& other) {
                             return &other != &p && other.layer && other.layer->profiled_bias().is_same(bias);
                           });
-      if (bias.defined() && (owner == parameters_.end() || owner->group >= 0 || shared)) {
+      const bool elsewhere = owner == parameters_.end() || owner->group >= 0;
+      if (bias.defined() && (shared || elsewhere || owner->hooked)) {
         tensor.sfb_allowed = false;
-        tensor.reason = shared ? "its bias is shared with another layer" : "its bias is reduced elsewhere";
+        tensor.reason = shared      ? "its bias is shared with another layer"
+                        : elsewhere ? "its bias is reduced elsewhere"
+                                    : "a hook looks at its bias's gradient before reduction";
       }
       FillTableProfile(p, &tensor);
     } else {
@@ -152,14 +156,17 @@ bool Session::PlanIsDue() const {
   return plan_clock_ >= next_plan_at_ || steps_of_other_rows_ >= kStepsOfOtherRows;
 }
 
-// Ranks that have joined take part in allreduces only, so while there are such a plan that needs none of them now is kept.
+// Ranks that have joined take part in allreduces only, so while there are such a plan that needs none of them now is kept; the first
+// plan is put off step by step.
 bool Session::PutOffWhileRanksAreMissing() {
-  if (!planned_) return false;
-  int ranks = 0;
-  ThrowIfFailed(CountRanks(*engine_, WireName("agree", "present"), options_.process_set, &ranks));
-  if (ranks == options_.size) return false;
-  RestartPlanClock();
-  return true;
+  bool missing = SomeRankIsMissing();
+  if (!options_.uneven_steps) {
+    double ranks = 1;
+    ThrowIfFailed(poseidon::SumOverRanks(*engine_, WireName("agree", "live"), options_.process_set, options_.size, &ranks));
+    missing = ranks < options_.size;
+  }
+  if (missing) RestartPlanClock();
+  return missing;
 }
 
 void Session::RestartPlanClock() {
@@ -176,6 +183,7 @@ double Session::ExpectedRows(const Factored& factored) const {
 
 // Every rank has read the same gathered rows.
 void Session::NoteRows() {
+  if (SomeRankIsMissing()) return;
   const bool other = std::any_of(factored_.begin(), factored_.end(), [&](const Factored& factored) {
     const double expected = ExpectedRows(factored);
     const auto rows = static_cast<double>(factored.exchange->gathered_rows());

@@ -69,7 +69,7 @@ void Session::RecordTimeline() {
 
 // The end of synchronize().
 void Session::RecordStep() {
-  if (options_.policy == Policy::kTime && planned_) Push(SinceStepBegan(), &step_history_, kObservedSteps);
+  if (options_.policy == Policy::kTime && planned_ && !SomeRankIsMissing()) Push(SinceStepBegan(), &step_history_, kObservedSteps);
 }
 
 }  // namespace poseidon
