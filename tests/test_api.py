@@ -63,6 +63,12 @@ def test_optimizer_submodule_is_ours(package):
     assert module.DistributedOptimizer is poseidon_hvd.DistributedOptimizer is poseidon_hvd.torch.DistributedOptimizer
 
 
+def test_run_is_horovods():
+    """Of the package horovod, not of horovod.torch; so a star import does not bring it."""
+    assert poseidon_hvd.run is horovod.run and "run" not in poseidon_hvd.__all__
+    assert [name for name in dir(horovod) if inspect.isroutine(getattr(horovod, name))] == ["run"]
+
+
 def test_star_import():
     namespace = {}
     exec("from poseidon_hvd import *", namespace)

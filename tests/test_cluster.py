@@ -23,6 +23,7 @@ from bench.cluster.layout import NETNS_ETC, NETNS_RUN, RUN_ROOT, Layout
 from bench.cluster.network import leftovers
 from bench.cluster.processes import pids_inside
 from bench.cluster.shaping import format_rate, parse_rate, token_bucket
+from harness.cluster import need
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAYLOAD_BYTES = 8_000_000
@@ -66,18 +67,10 @@ with open(f"{sys.argv[1]}/{hvd.rank()}.json", "w") as file:
 """
 
 
-def _need(ok: bool, reason: str) -> None:
-    if ok:
-        return
-    if os.environ.get("POSEIDON_REQUIRE_CLUSTER") == "1":
-        pytest.fail(f"POSEIDON_REQUIRE_CLUSTER=1, but {reason}")
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="module")
 def machine() -> None:
     """Fails or skips where no cluster can be made."""
-    _need(*available())
+    need(*available())
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +191,7 @@ def test_second_process_uses_the_cluster(cluster: Cluster) -> None:
 
 
 def test_unmodified_horovodrun(cluster: Cluster, tmp_path: Path) -> None:
-    _need(importlib.util.find_spec("horovod") is not None, "horovod is not installed: tools/build_horovod.py")
+    need(importlib.util.find_spec("horovod") is not None, "horovod is not installed: tools/build_horovod.py")
     script = tmp_path / "allreduce.py"
     script.write_text(ALLREDUCE)
     done = cluster.run(["python", str(script), str(tmp_path)], timeout=60)

@@ -39,6 +39,15 @@ def test_misfit_is_an_import_error_that_says_what_to_do(preparation, expected):
         assert part in message
 
 
+def test_needs_no_build_tools_when_it_runs():
+    """Python >= 3.12 has no distutils, and setuptools is not installed with it."""
+    code = ("import sys\n"
+            "sys.modules.update(dict.fromkeys(('setuptools', 'distutils', 'pkg_resources', 'wheel', 'pybind11', 'cmake', 'ninja')))\n"
+            "import poseidon_hvd, poseidon_hvd.torch, horovod.runner.launch\n")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_bound_to_horovods_pytorch_library():
     import os
 

@@ -73,8 +73,11 @@ def compatibility_rows():
 
 
 def exists(name):
-    """``module.case`` of tests/cases, or ``test_module.test_function``."""
+    """``module.case`` of tests/cases, ``test_module.test_function``, or ``module_test.Name`` of csrc/tests."""
     module, _, function = name.partition(".")
+    if module.endswith("_test"):
+        path = ROOT / "csrc" / "tests" / f"{module}.cc"
+        return path.exists() and f"TEST({function})" in path.read_text()
     if module.startswith("test_"):
         path = ROOT / "tests" / f"{module}.py"
         return path.exists() and re.search(rf"^def {function}\(", path.read_text(), re.MULTILINE) is not None
@@ -101,6 +104,32 @@ def test_compatibility_words():
 def test_all_cases_of_the_compatibility_module_are_in_the_page():
     page = (ROOT / "docs" / "compatibility.md").read_text()
     assert not [name for name in cases_of("compatibility") if f"`compatibility.{name}`" not in page]
+
+
+def case_rows():
+    """Cells of all tables of the page of cases."""
+    lines = (ROOT / "docs" / "cases.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    return [row for row in rows if row[0] not in ("case", "---")]
+
+
+def test_cases_are_tested_or_say_what_they_wait_for():
+    rows = case_rows()
+    numbers = [int(row[0]) for row in rows]
+    assert len(numbers) >= 40 and len(set(numbers)) == len(numbers)
+    for number, _, reported, tests in rows:
+        named, _, waits = tests.partition("waits for ")
+        names = re.findall(r"`([^`]+)`", named)
+        assert named.removesuffix("; ") == ", ".join(f"`{name}`" for name in names) and (names or waits), number
+        assert not [name for name in names if not exists(name)], number
+        assert "#" in reported or "sources" in reported, number
+
+
+def test_cases_that_tests_and_sources_speak_of_are_in_the_page():
+    numbers = {row[0] for row in case_rows()}
+    sources = [path for folder, kind in (("tests", "*.py"), ("csrc", "*.cc"), ("csrc", "*.h")) for path in (ROOT / folder).rglob(kind)]
+    spoken = {number for path in sources for number in re.findall(r"cases\.md (\d+)", path.read_text())}
+    assert spoken and spoken <= numbers, spoken - numbers
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

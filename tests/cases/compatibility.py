@@ -1,10 +1,13 @@
 """Horovod's collectives under our name, and the places where plain Horovod 0.28.1 fails or differs, next to what we do there."""
 
+import copy
+import pickle
 import warnings
 
 import torch
 from torch.nn import Conv2d, Embedding, Flatten, Linear, Sequential
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 from cases.linear import loss_of, mlp
 from harness.compare import dense, expect_error, relative_error, schemes_of, sgd
@@ -161,6 +164,30 @@ def grad_scaler(rank):
             scaler.update()
             rank.assert_same_everywhere(model.parameters(), f"parameters after step {step}")
         assert scaler.get_scale() == 32.0
+
+
+@case(ranks=(2,))
+def copies_after_wrapping(rank):
+    """Of model and optimizer. The class of a wrapped optimizer has no name that it could be imported by, in neither library."""
+    for model, optimizer in pair(rank):
+        steps(rank, model, optimizer)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.deepcopy((model, optimizer))[0]):
+            twin.zero_grad()
+            backward(rank, twin)
+            assert all(p.grad is not None for p in twin.parameters()) and not optimizer._handles
+        expect_error(rank, pickle.PicklingError, ["SGD"], lambda: pickle.dumps(optimizer))
+        steps(rank, model, optimizer, first=3)
+
+
+@case(ranks=(2,))
+def forked_data_workers(rank):
+    for model, optimizer in pair(rank):
+        steps(rank, model, optimizer)
+        for (rows,) in DataLoader(TensorDataset(torch.eye(12)), batch_size=6, num_workers=2, multiprocessing_context="fork"):
+            optimizer.zero_grad()
+            loss_of(model(rows + rank.rank)).backward()
+            optimizer.step()
+            rank.assert_same_everywhere(model.parameters(), "parameters")
 
 
 # ---- Where plain Horovod fails or differs

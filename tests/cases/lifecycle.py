@@ -287,6 +287,24 @@ def broadcasts_after_wrapping(rank):
 
 
 @case
+def broadcasts_with_nothing_to_send(rank):
+    """Optimizers without state, and parameters that are frozen."""
+    for make in (lambda p: torch.optim.SGD(p, lr=0.1), sgd, torch.optim.Adam):
+        torch.manual_seed(rank.rank)
+        model = mlp()
+        model[0].requires_grad_(False)
+        optimizer = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), policy="sfb")
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        assert optimizer.stats()["steps"] == 0
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model(rank.random(step, 6, 12).float())).backward()
+            optimizer.step()
+            rank.assert_same_everywhere(model.parameters(), f"parameters after step {step}")
+
+
+@case
 def forked_data_workers(rank):
     """DataLoader forks while our threads run; the workers touch tensors and exit, and training goes on."""
     from torch.utils.data import DataLoader, Dataset
@@ -308,6 +326,30 @@ def forked_data_workers(rank):
             rank.assert_same_everywhere(model.parameters(), "parameters")
             step += 1
     one_step(rank, model, optimizer, step)
+
+
+@case
+def forked_workers_that_use_the_model(rank):
+    """As in reinforcement learning: a worker asks the model that is being trained, as it was when the worker was forked."""
+    from torch.utils.data import DataLoader, Dataset
+
+    model, optimizer = trained(rank)
+
+    class Answers(Dataset):
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            with torch.set_grad_enabled(index % 2 == 0):
+                return model(torch.full((12,), index / 12)).detach()
+
+    expected = model(torch.arange(12)[:, None].expand(12, 12) / 12).detach()
+    seen = []
+    for step, answers in enumerate(DataLoader(Answers(), batch_size=6, num_workers=2, multiprocessing_context="fork"), 3):
+        one_step(rank, model, optimizer, step)
+        seen.append(answers)
+    assert len(seen) == 2 and relative_error(torch.cat(seen), expected.double()) < 1e-5
+    assert set(schemes_of(optimizer).values()) == {"sfb"}
 
 
 @case
@@ -333,6 +375,19 @@ def order_of_parameters_differs_between_ranks(rank):
     optimizer = hvd.DistributedOptimizer(sgd([p for _, p in listed]), listed, policy="sfb")
     for step in range(3):
         one_step(rank, model, optimizer, step)
+
+
+@case
+def parameters_from_sets(rank):
+    """In which every rank has an order of its own: tensors hash by address, names by a seed of the process."""
+    torch.manual_seed(7)
+    junk = [torch.empty(17 * (rank.rank + 1)) for _ in range(rank.rank * 50)]  # other addresses on every rank
+    model = mlp()
+    optimizer = hvd.DistributedOptimizer(sgd(list(set(model.parameters()))), set(model.named_parameters()), policy="sfb")
+    for step in range(4):
+        one_step(rank, model, optimizer, step)
+    assert set(schemes_of(optimizer).values()) == {"sfb"}
+    del junk
 
 
 @case

@@ -4,7 +4,7 @@ import torch
 from torch.nn import Linear, Sequential, Tanh
 
 from cases.linear import loss_of, mlp, train
-from harness.compare import assert_schemes, check, expect_error, poseidon_warnings, relative_error, schemes_of, sgd
+from harness.compare import assert_schemes, check, expect_error, poseidon_warnings, relative_error, schemes_of, sgd, trajectories
 from harness.registry import case
 
 import poseidon_hvd as hvd
@@ -314,6 +314,26 @@ def clipping(rank):
         assert after["steps"] == before["steps"] + 1
         rounds = sum(after["schemes"][s]["collectives"] - before["schemes"][s]["collectives"] for s in ("sfb", "allreduce"))
         assert rounds == (6 if step == 0 else 3), (rounds, after)
+
+
+@case
+def clipping_like_the_reference(rank):
+    """The norm is that of the reduced gradients, and so is what is left of them."""
+
+    def script(wrap, t):
+        m = mlp().to(t.dtype)
+        o = wrap(sgd(m.parameters()), named_parameters=list(m.named_parameters()))
+        norms = []
+        for step in range(5):
+            o.zero_grad()
+            loss_of(m(rank.random(step, 6, 12).float().to(t.dtype))).backward()
+            o.synchronize()
+            norms.append(torch.nn.utils.clip_grad_norm_(m.parameters(), 0.1))
+            with o.skip_synchronize():
+                o.step()
+        return [*m.named_parameters(), ("norms", torch.stack(norms))]
+
+    trajectories(rank, script)
 
 
 @case

@@ -1,8 +1,9 @@
 """Dtypes, compression, reductions, groups and process sets."""
 
 import torch
-from torch.nn import Linear, Module, ReLU, Sequential
+from torch.nn import Linear, Module, Parameter, ReLU, Sequential
 
+from cases.embedding import GATHERED, Words, plain_sgd
 from cases.linear import loss_of, mlp, train
 from cases.passes import several
 from harness.compare import check, schemes_of, sgd
@@ -151,6 +152,38 @@ def grad_scaler(rank):
 
 
 @case
+def grad_scaler_changes_nothing(rank):
+    """Powers of two are exact, so the parameters are the same, bit for bit, as without it. Fused optimizers undo the scale in their step."""
+
+    def trained(enabled, make, cast, unscale):
+        torch.manual_seed(7)
+        model = mlp()
+        optimizer = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), policy="sfb")
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=enabled)
+        for step in range(4):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=cast):
+                y = model(rank.random(step, 6, 12).float())
+            scaler.scale(loss_of(y.float())).backward()
+            optimizer.synchronize()
+            if unscale:
+                scaler.unscale_(optimizer)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+        assert set(schemes_of(optimizer).values()) == {"sfb"}
+        rank.assert_same_everywhere(model.parameters(), "parameters")
+        return list(model.parameters())
+
+    for make in (sgd, lambda p: torch.optim.AdamW(p, lr=0.01, fused=True)):
+        for cast in (False, True):
+            plain = trained(False, make, cast, unscale=False)
+            for unscale in (False, True):
+                scaled = trained(True, make, cast, unscale)
+                assert all(torch.equal(p, q) for p, q in zip(scaled, plain)), (cast, unscale)
+
+
+@case
 def fp16_compression(rank):
     check(rank, mlp, train(6, 12), expect={"*": "sfb"}, compression=rank.horovod.Compression.fp16)
 
@@ -221,6 +254,39 @@ def predivide_by_size(rank):
 @case
 def predivide_dense(rank):
     check(rank, mlp, train(6, 12), expect={"*": "allreduce"}, policy="allreduce", gradient_predivide_factor=3.0)
+
+
+@case(seconds=150)
+def sums_and_averages(rank):
+    """Passes are summed on the rank, and averaged or summed over ranks: with every reduction, number of passes and scheme alike."""
+    reductions = [{"op": rank.horovod.Sum}, *({"gradient_predivide_factor": factor} for factor in (1.0, 2.0, float(rank.size)))]
+    for reduction in reductions:
+        for passes in (1, 3):
+
+            def run(m, t):
+                for salt in range(passes):
+                    loss_of(m(t.ids(30, 9, salt=salt))).backward()
+
+            options = {"steps": 3, "backward_passes_per_step": passes, **reduction}
+            check(rank, Words, run, expect={"embed.weight": "row-sparse", "head.*": "sfb"}, **options)
+            check(rank, Words, run, expect={"*": "allreduce"}, policy="allreduce", **options)
+            check(rank, lambda: Words(sparse=True), run, expect=GATHERED, policy="allreduce", optimizer=plain_sgd, **options)
+
+
+@case
+def predivide_keeps_half_precision_finite(rank):
+    """Dense sums over ranks in 16 bits: 40 000 on each overflow unless they are divided before, a millionth does not bear it."""
+
+    class Model(Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = Parameter(torch.zeros(8, 4))
+
+    for value, factor in ((40000.0, float(rank.size)), (17 * 2.0**-24, 1.0)):
+        for options in ({"dtype": torch.float16}, {"compression": rank.horovod.Compression.fp16}):
+            runs = check(rank, Model, lambda m, t: (m.weight * value).sum().backward(), expect={"weight": "allreduce"}, steps=2,
+                         gradient_predivide_factor=factor, **options)
+            assert (runs.model.weight.grad == value).all(), (runs.model.weight.grad, options)
 
 
 @case

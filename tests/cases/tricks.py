@@ -1,5 +1,6 @@
 """Ways of calling a model and of driving optimizers: functional calls, torch.compile, GANs, closures, schedulers."""
 
+import inspect
 import warnings
 
 import torch
@@ -7,7 +8,7 @@ from torch.func import functional_call
 from torch.nn import Linear, Module, Sequential, Tanh
 
 from cases.linear import loss_of, mlp, train
-from harness.compare import check, expect_error, schemes_of, sgd, trajectories
+from harness.compare import Run3, check, expect_error, poseidon_warnings, schemes_of, sgd, trajectories
 from harness.registry import case
 
 import poseidon_hvd as hvd
@@ -64,6 +65,38 @@ def functional_gradients_beside_capture(rank):
         assert tangent.shape == (6, 10)
 
     check(rank, mlp, run, expect={"*": "sfb"})
+
+
+@case
+def jacobians_beside_capture(rank):
+    """Of the model that is being trained, with respect to its input."""
+
+    def run(m, t):
+        x = t.x(6, 12)
+        loss_of(m(x)).backward()
+        assert torch.func.jacrev(lambda z: m(z))(x[0]).shape == (10, 12)
+        assert torch.func.hessian(lambda z: m(z).sum())(x[0]).shape == (12, 12)
+        _, pull = torch.func.vjp(lambda z: m(z), x)
+        assert pull(torch.ones(6, 10, dtype=x.dtype))[0].shape == x.shape
+
+    check(rank, mlp, run, expect={"*": "sfb"})
+
+
+@case
+def slopes_in_the_loss(rank):
+    """As in physics-informed networks: derivatives by torch.func, in a loss whose backward reaches the weights through them."""
+
+    def run(m, t):
+        x = t.x(6, 12)
+        slope = torch.func.grad(lambda params, z: functional_call(m, params, (z,)).sum(), argnums=1)
+        slopes = torch.func.vmap(slope, in_dims=(None, 0))(dict(m.named_parameters()), x)
+        (loss_of(m(x)) + slopes.pow(2).mean()).backward()
+
+    with poseidon_warnings():
+        runs = Run3(rank, mlp, run)
+        for step in range(4):
+            runs.step(step)
+    runs.finish({"*.weight": "allreduce"})
 
 
 @case
@@ -335,28 +368,49 @@ def step_hooks(rank):
     assert calls == ["pre", "base"] * 2, calls
 
 
-@case
+def _ending(step):
+    """The name of the exception that it ends with."""
+    try:
+        step()
+    except Exception as error:
+        return type(error).__name__
+    return None
+
+
+@case(seconds=150)
 def every_optimizer_of_torch(rank):
-    """All classes that take a list of matrices, three steps each."""
-    tried = []
+    """All classes that take a list of matrices, in each implementation that they have. Given the same gradients the wrapped one does what
+    the plain one does, bit for bit; capturable ones want a GPU, and say so."""
+    tried = set()
     for name in sorted(dir(torch.optim)):
         kind = getattr(torch.optim, name)
         if not isinstance(kind, type) or not issubclass(kind, torch.optim.Optimizer):
             continue
         if name in ("Optimizer", "LBFGS", "SparseAdam"):
             continue
-        torch.manual_seed(7)
-        model = mlp(bias=name != "Muon")
-        optimizer = hvd.DistributedOptimizer(kind(model.parameters(), lr=0.01), model.named_parameters(), policy="sfb")
-        assert isinstance(optimizer, kind)
-        for step in range(3):
-            optimizer.zero_grad()
-            loss_of(model(rank.random(step, 6, 12).float())).backward()
-            optimizer.step()
-        rank.assert_same_everywhere(model.parameters(), name)
-        assert set(schemes_of(optimizer).values()) == {"sfb"}, name
-        tried.append(name)
-    assert {"SGD", "Adam", "AdamW", "Adagrad", "RMSprop"} <= set(tried), tried
+        for option in (None, *(name for name in ("foreach", "fused", "capturable") if name in inspect.signature(kind).parameters)):
+            made = []
+            for _ in range(2):
+                torch.manual_seed(7)
+                model = mlp(bias=name != "Muon")
+                made.append((model, kind(model.parameters(), lr=0.01, **({option: True} if option else {}))))
+            (model, base), (twin, plain) = made
+            optimizer = hvd.DistributedOptimizer(base, model.named_parameters(), policy="sfb")
+            assert isinstance(optimizer, kind)
+            for step in range(3):
+                optimizer.zero_grad()
+                loss_of(model(rank.random(step, 6, 12).float())).backward()
+                optimizer.synchronize()
+                for p, q in zip(model.parameters(), twin.parameters()):
+                    q.grad = p.grad.clone()
+                with optimizer.skip_synchronize():
+                    ended = _ending(optimizer.step)
+                assert ended == _ending(plain.step) == ("AssertionError" if option == "capturable" else None), (name, option, ended)
+                assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters())), (name, option)
+                rank.assert_same_everywhere(model.parameters(), f"{name}, {option}")
+            assert set(schemes_of(optimizer).values()) == {"sfb"}, (name, option)
+            tried.add((name, option))
+    assert {("SGD", "fused"), ("Adam", "fused"), ("AdamW", "foreach"), ("Adagrad", None), ("RMSprop", "capturable")} <= tried, tried
 
 
 @case

@@ -105,8 +105,12 @@ def _kill(processes: Sequence[psutil.Process]) -> None:
 
 def launch(ranks: int, arguments: Sequence[str], *, seconds: float, env: Mapping[str, str] = {}, options: Sequence[str] = ()) -> Launched:
     """``horovodrun -np ranks options... python arguments...`` on loopback; after ``seconds`` everything is killed."""
+    return run([horovodrun(), "-np", str(ranks), *options, sys.executable, *arguments], seconds=seconds, env=env)
+
+
+def run(command: Sequence[str], *, seconds: float, env: Mapping[str, str] = {}) -> Launched:
+    """A program that starts ranks; after ``seconds`` it is killed with all that it has started."""
     mark = uuid.uuid4().hex
-    command = [horovodrun(), "-np", str(ranks), *options, sys.executable, *arguments]
     begin = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
