@@ -21,6 +21,9 @@ class Config:
         network: for policy ``"time"``: alpha (s) and beta (s/byte) of allreduce, then of allgather; None: measured at the first step.
         memory_limit: bytes that the gathered rows of all factored tensors may take on each rank, for policy ``"time"``.
         log_plans: print a new plan on rank 0.
+        dense: how allreduced gradients are put together: ``"auto"``, ``"lazy"``, ``"lazy:BYTES"``, ``"merged"``, ``"wfbp"``, ``"bsp"``,
+            ``"priority"``, ``"priority:BYTES"`` or ``"horovod"``. ``"auto"`` goes by measurements, which policies ``"bytes"`` and ``"sfb"``
+            do without: there it becomes ``"lazy"``.
         uneven_steps: ranks may be in ``hvd.join()`` while others still train, also while layers are factored.
     """
 
@@ -30,10 +33,11 @@ class Config:
     memory_limit: float = 2e9
     log_plans: bool = False
     uneven_steps: bool = False
+    dense: str = "auto"
 
     @classmethod
     def resolve(cls, policy: Optional[str], schemes: Optional[Mapping[str, str]], network: Union[None, str, Mapping[str, Any]] = None,
-                memory_limit: Optional[float] = None, uneven_steps: Optional[bool] = None) -> "Config":
+                memory_limit: Optional[float] = None, uneven_steps: Optional[bool] = None, dense: Optional[str] = None) -> "Config":
         """Arguments override the environment, option by option.
 
         Raises:
@@ -50,7 +54,8 @@ class Config:
             schemes, source = _parse_schemes(os.environ.get("POSEIDON_SCHEMES", "")), "POSEIDON_SCHEMES"
         for pattern, scheme in schemes.items():
             _validate(_C.parse_scheme_override, scheme, f"{source}, {pattern!r}")
-        return cls(policy, dict(schemes), _network(network), _memory_limit(memory_limit), _log_plans(), _uneven_steps(uneven_steps))
+        return cls(policy, dict(schemes), _network(network), _memory_limit(memory_limit), _log_plans(), _uneven_steps(uneven_steps),
+                   _dense(dense, policy))
 
     def overrides(self, names: Sequence[str]) -> List[str]:
         """The scheme asked for each parameter.
@@ -147,6 +152,14 @@ def _log_plans() -> bool:
     if level not in ("info", "warning"):
         raise ValueError(f"POSEIDON_LOG_LEVEL: {level!r} is none of info, warning.")
     return level == "info"
+
+
+def _dense(dense: Optional[str], policy: str) -> str:
+    source = "dense"
+    if dense is None:
+        dense, source = os.environ.get("POSEIDON_DENSE", Config.dense), "POSEIDON_DENSE"
+    _validate(_C.parse_dense, dense, source)
+    return "lazy" if dense == "auto" and policy in ("bytes", "sfb") else dense
 
 
 def _uneven_steps(uneven_steps: Optional[bool]) -> bool:

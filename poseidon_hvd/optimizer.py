@@ -88,6 +88,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             "network": self._config.network,
             "memory_limit": self._config.memory_limit,
             "uneven_steps": uneven_steps,
+            "dense": self._config.dense,
             "hooks before reduction": ",".join(self._hooks.names_before),
         }
         self._logged_schemes = None
@@ -116,6 +117,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             network=self._config.network,
             gather_memory_bytes=self._config.memory_limit,
             uneven_steps=uneven_steps,
+            dense=self._config.dense,
             before=self._hooks.caller(),
             hooked=self._hooks.hooked,
         )
@@ -382,7 +384,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             of tensor, and of ``allgather``, per byte gathered from all ranks; ``skew_seconds``, by which the first rank waited for
             the last), ``network_load`` (``allreduce``, ``allgather``: how many times slower than when it was measured idle the network was in the steps observed),
             ``predicted_step_seconds``, ``exposed_seconds`` (of it, communication that backward does not hide) and
-            ``predicted_dense_step_seconds``, as plain Horovod would take; otherwise None.
+            ``predicted_dense_step_seconds``, with everything allreduced; otherwise None. ``dense``: the ``method`` that puts allreduced
+            gradients together and its ``slices``, lists of the names that travel in one message, in the order of sending; a name that
+            is in several of them travels in parts, one in none is left to Horovod's fusion.
         """
         plan = self._session.plan() if self._session is not None else None
         if plan is None:
@@ -398,6 +402,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             "predicted_step_seconds": chosen.get("step_seconds"),
             "exposed_seconds": chosen.get("exposed_seconds"),
             "predicted_dense_step_seconds": dense.get("step_seconds"),
+            "dense": plan["dense"],
             "tensors": [
                 {
                     "name": d["name"],
@@ -424,14 +429,16 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             ``"sfb"`` and ``"row-sparse"`` a dict with ``tensors`` (gradients exchanged), ``collectives``, ``wire_bytes`` (payload that
             this rank sent, mean over ranks), ``horovod_wire_bytes`` (what an allreduce of the same gradients would have sent),
             ``waited_seconds``, and the stages ``pack_seconds``, ``queue_seconds``, ``wire_seconds``, ``handoff_seconds``,
-            ``rebuild_seconds``, summed over exchanges, which overlap.
+            ``rebuild_seconds``, summed over exchanges, which overlap. ``dense``: of gradients in the plan's ``slices``, the allreduces
+            (``slices``), the bytes reduced where they lay (``in_place_bytes``) and those copied into a message (``copied_bytes``).
         """
         if self._session is not None:
             return self._session.stats()
         keys = ("tensors", "collectives", "wire_bytes", "horovod_wire_bytes", "waited_seconds", "pack_seconds", "queue_seconds",
                 "wire_seconds", "handoff_seconds", "rebuild_seconds")
         schemes = {name: dict.fromkeys(keys, 0) for name in ("allreduce", "sfb", "row-sparse")}
-        return {"steps": 0, "synchronize_seconds": 0.0, "early_messages": 0, "schemes": schemes}
+        dense = dict.fromkeys(("slices", "in_place_bytes", "copied_bytes"), 0)
+        return {"steps": 0, "synchronize_seconds": 0.0, "early_messages": 0, "schemes": schemes, "dense": dense}
 
     # ---- Views of the session under the names that Horovod's users read
 
@@ -516,6 +523,7 @@ def DistributedOptimizer(
     network: Union[None, str, Mapping[str, Any]] = None,
     memory_limit: Optional[float] = None,
     uneven_steps: Optional[bool] = None,
+    dense: Optional[str] = None,
 ) -> torch.optim.Optimizer:
     """An optimizer that reduces gradients over all ranks before each step, the cheaper way for each tensor.
 
@@ -550,12 +558,17 @@ def DistributedOptimizer(
         uneven_steps: ranks may call ``hvd.join()`` while others still train, as with plain Horovod. Costs an allreduce of one number
             per step, and in steps in which a rank is missing everything is allreduced; default from ``POSEIDON_UNEVEN_STEPS`` (0 or 1),
             else False.
+        dense: how gradients that are allreduced are put together. ``"auto"`` (default): as makes the predicted step shortest, from the
+            same measurements. ``"lazy"`` or ``"lazy:BYTES"``: a message for every so many bytes (4 MiB), in the order of backward
+            (GradientFlow, arXiv 1902.06855, section 3.1), the same in every run. ``"merged"``: MG-WFBP (arXiv 1811.11141). ``"wfbp"``: one
+            message each. ``"bsp"``: one after backward. ``"priority"``: parts of so many bytes, front layers first (ByteScheduler).
+            ``"horovod"``: left to Horovod's fusion. Default from ``POSEIDON_DENSE``.
 
     Returns:
         An instance of a subclass of the optimizer's class, with Horovod's ``synchronize()`` and ``skip_synchronize()``.
 
     Raises:
-        ValueError: an argument that Horovod would refuse, an unknown policy, scheme or pattern, or a network that cannot be read.
+        ValueError: an argument that Horovod would refuse, an unknown policy, scheme, pattern or method, or a network that cannot be read.
         TypeError: ``torch.optim.LBFGS``, which calls its closure a different number of times on each rank.
     """
     if gradient_predivide_factor != 1.0:
@@ -573,7 +586,7 @@ def DistributedOptimizer(
             "torch.optim.LBFGS cannot be distributed: each rank would evaluate its closure, and so reduce gradients, a different "
             "number of times and wait for the others for ever."
         )
-    config = Config.resolve(policy, schemes, network, memory_limit, uneven_steps)
+    config = Config.resolve(policy, schemes, network, memory_limit, uneven_steps, dense)
     horovod_size = size()  # raises if Horovod is not initialized
 
     own_path = None

@@ -82,7 +82,7 @@ def test_signature_starts_with_horovods():
     assert [(p.name, p.default) for p in ours[:len(theirs)]] == [(p.name, p.default) for p in theirs]
     assert [p.kind for p in ours[:len(theirs)]] == [p.kind for p in theirs]
     assert all(p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is None for p in ours[len(theirs):])
-    assert [p.name for p in ours[len(theirs):]] == ["policy", "schemes", "network", "memory_limit", "uneven_steps"]
+    assert [p.name for p in ours[len(theirs):]] == ["policy", "schemes", "network", "memory_limit", "uneven_steps", "dense"]
 
 
 # ---- The class
@@ -296,6 +296,22 @@ def test_memory_limit_in_bytes_and_megabytes(monkeypatch):
     assert Config.resolve(None, None, None, 5).memory_limit == 5
     monkeypatch.setenv("POSEIDON_MEMORY_LIMIT_MB", "3")
     assert Config.resolve(None, None).memory_limit == 3e6
+
+
+def test_dense_from_every_source(monkeypatch):
+    monkeypatch.delenv("POSEIDON_DENSE", raising=False)
+    assert Config.resolve("time", None).dense == "auto" == Config.resolve("allreduce", None).dense
+    assert Config.resolve("bytes", None).dense == "lazy" == Config.resolve("sfb", None).dense  # these measure nothing
+    assert Config.resolve("bytes", None, dense="merged").dense == "merged"
+    monkeypatch.setenv("POSEIDON_DENSE", "lazy:65536")
+    assert Config.resolve("time", None).dense == "lazy:65536"
+    assert Config.resolve("time", None, dense="priority:1e6").dense == "priority:1e6"
+    for bad in ("fast", "lazy:", "lazy:0", "lazy:x", "wfbp:5", "auto:5"):
+        with pytest.raises(ValueError, match="dense: "):
+            Config.resolve("time", None, dense=bad)
+        monkeypatch.setenv("POSEIDON_DENSE", bad)
+        with pytest.raises(ValueError, match="POSEIDON_DENSE: "):
+            Config.resolve("time", None)
 
 
 def test_uneven_steps_from_every_source(monkeypatch):

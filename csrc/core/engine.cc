@@ -50,7 +50,7 @@ void Engine::Stop() {
   if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) thread_.join();
 }
 
-Status Engine::Submit(const std::shared_ptr<Exchange>& exchange) {
+Status Engine::Admit(const std::shared_ptr<Exchange>& exchange) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopping_) return Status::Aborted("poseidon_hvd's engine has been stopped; " + exchange->name() + " was not sent.");
@@ -67,23 +67,43 @@ Status Engine::Submit(const std::shared_ptr<Exchange>& exchange) {
   // One more than there are collectives, so that none of their completions can end it while Begin still runs.
   exchange->outstanding_.store(1, std::memory_order_relaxed);
   exchange->state_.store(Exchange::State::kInFlight, std::memory_order_release);
+  return Status::OK();
+}
+
+Status Engine::Begin(const std::shared_ptr<Exchange>& exchange) {
+  Status status = exchange->Begin(*this);
+  if (!status.ok()) return Named(status, *exchange);
+  OnCollectiveDone(exchange, Status::OK());
+  return status;
+}
+
+Status Engine::Submit(const std::shared_ptr<Exchange>& exchange) {
+  Status status = Admit(exchange);
+  if (!status.ok()) return status;
   const auto back_to_idle = [&] {
     exchange->outstanding_.store(0, std::memory_order_relaxed);
     exchange->state_.store(Exchange::State::kIdle, std::memory_order_release);
   };
-  Status status;
   try {
-    status = exchange->Begin(*this);
+    status = Begin(exchange);
   } catch (...) {  // the user's own code, such as a compressor
     back_to_idle();
     throw;
   }
-  if (!status.ok()) {
-    back_to_idle();
-    return Named(status, *exchange);
-  }
-  OnCollectiveDone(exchange, Status::OK());
-  return Status::OK();
+  if (!status.ok()) back_to_idle();
+  return status;
+}
+
+Status Engine::Start(const std::shared_ptr<Exchange>& exchange) {
+  exchange->times_.enqueued = Clock::now();
+  Status status = Begin(exchange);
+  if (!status.ok()) Fail(exchange, status);
+  return status;
+}
+
+void Engine::Fail(const std::shared_ptr<Exchange>& exchange, const Status& status) {
+  exchange->outstanding_.store(0, std::memory_order_relaxed);
+  Finish(*exchange, status);
 }
 
 Completion Engine::CompletionOf(Exchange& exchange) {
@@ -137,6 +157,7 @@ void Engine::Finish(Exchange& exchange, Status status) {
     wake = waiters_ > 0;
   }
   if (wake) finished_.notify_all();
+  if (exchange.on_end_) exchange.on_end_(ok);
 }
 
 void Engine::Run() {

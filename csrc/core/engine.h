@@ -35,6 +35,12 @@ class Engine {
   // Begins an exchange that is not in flight. Any thread. On failure the exchange stays as it was.
   Status Submit(const std::shared_ptr<Exchange>& exchange);
 
+  // Submit in two parts, for what has to wait for its turn. An admitted exchange counts as in flight; it must be started, or failed, which
+  // ends it. A failure to start ends it too, and is returned.
+  Status Admit(const std::shared_ptr<Exchange>& exchange);
+  Status Start(const std::shared_ptr<Exchange>& exchange);
+  void Fail(const std::shared_ptr<Exchange>& exchange, const Status& status);
+
   // For Exchange::Begin and Advance: counts one more outstanding collective and returns its completion. A completion that
   // is not handed to the transport after all must be given back with CancelCompletion.
   Completion CompletionOf(Exchange& exchange);
@@ -56,6 +62,7 @@ class Engine {
   Transport& transport() { return *transport_; }
 
  private:
+  Status Begin(const std::shared_ptr<Exchange>& exchange);
   void Run();
   void OnCollectiveDone(const std::shared_ptr<Exchange>& exchange, const Status& status);
   void Advance(const std::shared_ptr<Exchange>& exchange);

@@ -4,8 +4,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "core/scheme.h"
 #include "core/stats.h"
@@ -30,6 +32,10 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   enum class State : uint8_t { kIdle, kInFlight, kDone, kFailed };
   // Acquire: kDone means that results and times are visible to the reader.
   State state() const { return state_.load(std::memory_order_acquire); }
+
+  // Called whenever the exchange has ended, on the thread that ended it, which may hold the transport's locks unless all went well. Set
+  // while it is idle.
+  void set_on_end(std::function<void(bool ok)> on_end) { on_end_ = std::move(on_end); }
 
   // Valid in kDone and kFailed.
   const Status& status() const { return status_; }
@@ -60,6 +66,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   const Scheme scheme_;
   std::atomic<State> state_{State::kIdle};
   std::atomic<int> outstanding_{0};  // collectives enqueued and not completed
+  std::function<void(bool ok)> on_end_;
   Status status_;                    // written once, before state_ is released
   std::atomic<bool> failed_{false};  // a collective failed; the first message is kept in failure_ under the engine's mutex
   Status failure_;

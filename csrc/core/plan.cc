@@ -8,8 +8,9 @@
 namespace poseidon {
 namespace {
 
-constexpr uint32_t kMagic = 0x344e4c50;     // "PLN4"; the digit changes with the format
+constexpr uint32_t kMagic = 0x354e4c50;     // "PLN5"; the digit changes with the format
 constexpr size_t kMinDecisionBytes = 58;  // name and reason empty
+constexpr size_t kMinSliceBytes = 28;     // one tensor
 
 int ReadInt(ByteReader* reader) {
   const int64_t value = reader->ReadI64();
@@ -65,6 +66,13 @@ std::vector<uint8_t> EncodePlan(const Plan& plan) {
     writer.WriteBool(decision.request_refused);
     writer.WriteDouble(decision.row_sparse_bytes);
   }
+  writer.WriteU8(static_cast<uint8_t>(plan.dense_method));
+  writer.WriteU32(static_cast<uint32_t>(plan.slices.size()));
+  for (const DenseSlice& slice : plan.slices) {
+    writer.WriteI64Vector({slice.tensors.begin(), slice.tensors.end()});
+    writer.WriteI64(slice.part);
+    writer.WriteI64(slice.parts);
+  }
   return writer.Take();
 }
 
@@ -99,6 +107,20 @@ Status DecodePlan(const void* data, size_t size, Plan* out) {
     decision.request_refused = reader.ReadBool();
     decision.row_sparse_bytes = reader.ReadDouble();
     out->decisions.push_back(std::move(decision));
+  }
+  out->dense_method = reader.ReadEnum(DenseMethod::kAuto);
+  out->slices.clear();
+  const uint32_t slices = reader.ReadCount(kMinSliceBytes);
+  for (uint32_t i = 0; i < slices && reader.ok(); ++i) {
+    DenseSlice slice;
+    for (int64_t tensor : reader.ReadI64Vector()) {
+      if (tensor < 0 || tensor >= static_cast<int64_t>(count)) reader.Fail();
+      slice.tensors.push_back(static_cast<int>(tensor));
+    }
+    slice.part = ReadInt(&reader);
+    slice.parts = ReadInt(&reader);
+    if (slice.tensors.empty() || slice.part < 0 || slice.part >= slice.parts) reader.Fail();
+    out->slices.push_back(std::move(slice));
   }
   if (reader.Finished()) return Status::OK();
   return Status::InvalidArgument("cannot read the plan of " + std::to_string(size) +

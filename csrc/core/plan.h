@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/dense_layout.h"
 #include "core/selector.h"
 #include "core/status.h"
 
@@ -19,6 +20,8 @@ struct Plan {
   int64_t made_at_step = 0;
   NetworkModel network;       // policy kTime; else unknown
   StepPrediction prediction;  // policy kTime
+  DenseMethod dense_method = DenseMethod::kHorovod;
+  std::vector<DenseSlice> slices;  // of indices into decisions, in the order of sending
   std::vector<TensorDecision> decisions;  // in the order of RankProfile::tensors
 };
 

@@ -10,10 +10,10 @@
 namespace poseidon {
 namespace {
 
-constexpr uint32_t kMagic = 0x33465250;  // "PRF3"; the digit changes with the format
+constexpr uint32_t kMagic = 0x34465250;  // "PRF4"; the digit changes with the format
 // Larger counts can only be corruption; the bound keeps sums over ranks from overflowing.
 constexpr int64_t kMaxCount = int64_t{1} << 48;
-constexpr size_t kMinTensorBytes = 52;  // name, shape and reason empty
+constexpr size_t kMinTensorBytes = 60;  // name, shape and reason empty
 
 int64_t ReadCounted(ByteReader* reader) {
   const int64_t value = reader->ReadI64();
@@ -163,6 +163,7 @@ std::vector<uint8_t> EncodeProfile(const RankProfile& profile) {
     writer.WriteDouble(tensor.ready_seconds);
     writer.WriteBool(tensor.is_embedding);
     writer.WriteI64(tensor.unique_rows);
+    writer.WriteI64(tensor.order);
   }
   return writer.Take();
 }
@@ -196,6 +197,8 @@ Status DecodeProfile(const void* data, size_t size, RankProfile* out) {
     tensor.ready_seconds = reader.ReadDouble();
     tensor.is_embedding = reader.ReadBool();
     tensor.unique_rows = ReadCounted(&reader);
+    tensor.order = reader.ReadI64();
+    if (tensor.order < -1) reader.Fail();
     out->tensors.push_back(std::move(tensor));
   }
   if (reader.Finished()) return Status::OK();

@@ -29,6 +29,7 @@ struct TensorProfile {
   double ready_seconds = -1;  // when its gradient was complete, from the step's beginning, as if everything were dense; -1: none
   bool is_embedding = false;  // candidate for row-sparse: used as the table of at least one embedding call; rows are its ids
   int64_t unique_rows = 0;    // of an embedding: rows that this rank would send, equal ids merged
+  int64_t order = -1;         // its place among the gradients in the order in which backward completed them; -1: none
 };
 
 struct RankProfile {

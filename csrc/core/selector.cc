@@ -173,36 +173,6 @@ TensorDecision Decide(const MergedTensor& tensor, SchemeOverride value, const Se
   return decision;
 }
 
-StepModel MakeStepModel(const MergedProfile& profile, const std::vector<TensorDecision>& decisions,
-                        const SelectorSettings& settings, const TimeInputs& inputs) {
-  // The formulas count what one rank sends; the fitted lines count whole tensors and all that is gathered.
-  const double share = static_cast<double>(settings.size - 1) / settings.size;
-  StepModel model;
-  model.allreduce = inputs.network.allreduce;
-  model.allgather = inputs.network.allgather;
-  model.compute = profile.compute_seconds;
-  model.contention = inputs.contention;
-  for (size_t i = 0; i < decisions.size(); ++i) {
-    const MergedTensor& merged = profile.tensors[i];
-    StepTensor tensor;
-    tensor.ready = merged.ready_seconds;
-    tensor.allreduce_bytes = decisions[i].allreduce_bytes / share / 2;
-    tensor.gather_bytes = std::max({0.0, decisions[i].sfb_bytes, decisions[i].row_sparse_bytes}) / share;
-    tensor.allreduce_kind = static_cast<uint8_t>(AllreduceWireDType(merged.base.dtype, settings.fp16_wire));
-    tensor.gather_kind = static_cast<uint8_t>(FactorWireDType(merged.base.factor_dtype, settings.fp16_wire));
-    if (i < inputs.costs.size()) tensor.cost = inputs.costs[i];
-    model.tensors.push_back(tensor);
-  }
-  std::unordered_map<std::string, size_t> by_name;
-  for (size_t i = 0; i < decisions.size(); ++i) by_name[decisions[i].name] = i;
-  for (size_t i = 0; i < decisions.size(); ++i) {
-    if (decisions[i].sfb_bytes < 0) continue;
-    const auto bias = by_name.find(profile.tensors[i].base.bias);
-    if (bias != by_name.end()) model.tensors[bias->second].carrier = static_cast<int>(i);
-  }
-  return model;
-}
-
 std::string MillisecondsText(double seconds) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.3g ms", seconds * 1e3);
@@ -265,7 +235,7 @@ void DecideByTime(const MergedProfile& profile, const std::vector<SchemeOverride
     }
   }
   if (prediction == nullptr) return;
-  *prediction = {true, choice.chosen, choice.dense, load};
+  *prediction = {true, choice.chosen, choice.dense, load, choice.chosen.step};
   // What the model does not explain of a step that was observed: ranks that wait for each other, above all. Of a choice that was not
   // tried nothing better is known than that of the one in force.
   const auto unexplained = [&](const std::vector<Scheme>& schemes) {
@@ -279,6 +249,53 @@ void DecideByTime(const MergedProfile& profile, const std::vector<SchemeOverride
 }
 
 }  // namespace
+
+StepModel MakeStepModel(const MergedProfile& profile, const std::vector<TensorDecision>& decisions,
+                        const SelectorSettings& settings, const TimeInputs& inputs) {
+  // The formulas count what one rank sends; the fitted lines count whole tensors and all that is gathered.
+  const double share = static_cast<double>(settings.size - 1) / settings.size;
+  StepModel model;
+  model.allreduce = inputs.network.allreduce;
+  model.allgather = inputs.network.allgather;
+  model.compute = profile.compute_seconds;
+  model.contention = inputs.contention;
+  model.copy = inputs.copy;
+  for (size_t i = 0; i < decisions.size(); ++i) {
+    const MergedTensor& merged = profile.tensors[i];
+    StepTensor tensor;
+    tensor.ready = merged.ready_seconds;
+    tensor.allreduce_bytes = decisions[i].allreduce_bytes / share / 2;
+    tensor.gather_bytes = std::max({0.0, decisions[i].sfb_bytes, decisions[i].row_sparse_bytes}) / share;
+    tensor.allreduce_kind = static_cast<uint8_t>(AllreduceWireDType(merged.base.dtype, settings.fp16_wire));
+    tensor.gather_kind = static_cast<uint8_t>(FactorWireDType(merged.base.factor_dtype, settings.fp16_wire));
+    if (i < inputs.costs.size()) tensor.cost = inputs.costs[i];
+    model.tensors.push_back(tensor);
+  }
+  std::unordered_map<std::string, size_t> by_name;
+  for (size_t i = 0; i < decisions.size(); ++i) by_name[decisions[i].name] = i;
+  for (size_t i = 0; i < decisions.size(); ++i) {
+    if (decisions[i].sfb_bytes < 0) continue;
+    const auto bias = by_name.find(profile.tensors[i].base.bias);
+    if (bias != by_name.end()) model.tensors[bias->second].carrier = static_cast<int>(i);
+  }
+  if (!inputs.slices.empty()) ApplyLayout(inputs.slices, &model);
+  return model;
+}
+
+void ApplyLayout(const std::vector<DenseSlice>& slices, StepModel* model) {
+  model->sliced = true;
+  for (StepTensor& tensor : model->tensors) {
+    tensor.slice = -1;
+    tensor.copied = false;
+  }
+  for (size_t s = 0; s < slices.size(); ++s) {
+    if (slices[s].parts > 1) continue;  // parts follow each other without a gap, as one message would
+    for (int index : slices[s].tensors) {
+      model->tensors[index].slice = static_cast<int>(s);
+      model->tensors[index].copied = slices[s].tensors.size() > 1;
+    }
+  }
+}
 
 std::vector<TensorDecision> Select(const MergedProfile& profile, const std::vector<SchemeOverride>& overrides,
                                    const SelectorSettings& settings, const TimeInputs* inputs, StepPrediction* prediction) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/dense_layout.h"
 #include "core/network_calibration.h"
 #include "core/profile.h"
 #include "core/scheme.h"
@@ -42,6 +43,8 @@ struct TimeInputs {
   TimeChoiceSettings settings;
   std::vector<Scheme> current;    // the choice in force; empty: none
   std::vector<TriedChoice> tried; // with the steps that were observed, the one in force included
+  std::vector<DenseSlice> slices; // in force; empty: as Horovod fuses
+  double copy = 0;                // StepModel's
   NetworkLoad load;               // as it was taken to be so far
 };
 
@@ -50,7 +53,13 @@ struct StepPrediction {
   StepEstimate chosen;
   StepEstimate dense;  // everything allreduced that may be: plain Horovod
   NetworkLoad load;    // that the network was taken to be under
+  double simulated_step = 0;  // chosen.step without what the model does not explain
 };
+
+// The step as it would be with everything dense and the network idle; allreduces as `inputs.slices` say.
+StepModel MakeStepModel(const MergedProfile& profile, const std::vector<TensorDecision>& decisions,
+                        const SelectorSettings& settings, const TimeInputs& inputs);
+void ApplyLayout(const std::vector<DenseSlice>& slices, StepModel* model);
 
 // Rules, first match wins:
 //   sparse on any rank                                 -> kSparseAllgather

@@ -62,6 +62,9 @@ struct SchemeStats {
 struct SessionStats {
   int64_t steps = 0;
   double synchronize_seconds = 0;
+  int64_t dense_messages = 0;        // allreduces that the plan's layout asked for
+  int64_t dense_in_place_bytes = 0;  // of gradients that were reduced where they lay
+  int64_t dense_copied_bytes = 0;    // of those that were copied into a message first
   int64_t early_messages = 0;  // factors or rows sent from their layer's own backward node
   std::array<SchemeStats, kSchemeCount> by_scheme;  // indexed by Scheme
 

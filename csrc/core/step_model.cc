@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
+#include <unordered_map>
 
 namespace poseidon {
 namespace {
 
 struct Message {
   double ready;
-  size_t tensor;
+  size_t tensor;  // the first, of a slice
   bool gather;
+  double bytes;
   bool sent = false;
 };
 
@@ -22,6 +24,7 @@ std::vector<Message> MakeMessages(const StepModel& model, const std::vector<Sche
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return model.tensors[a].ready < model.tensors[b].ready; });
   std::vector<Message> messages;
+  std::unordered_map<int, size_t> of_slice;  // index into messages
   double shift = 0;
   double previous = 0;
   for (size_t i : order) {
@@ -33,9 +36,22 @@ std::vector<Message> MakeMessages(const StepModel& model, const std::vector<Sche
       shift += tensor.cost.pack - tensor.cost.local;
       ready = std::max(previous, ready - tensor.cost.local - tensor.cost.input + tensor.cost.pack);
     }
+    if (!gather && model.sliced && tensor.copied) {
+      shift += model.copy * tensor.allreduce_bytes;
+      ready += model.copy * tensor.allreduce_bytes;
+    }
     ready = std::max(0.0, ready);
     if (tensor.ready >= 0) previous = ready;
-    messages.push_back({ready, i, gather});
+    if (!gather && model.sliced && tensor.slice >= 0) {
+      const auto [it, first] = of_slice.emplace(tensor.slice, messages.size());
+      if (!first) {
+        Message& message = messages[it->second];
+        message.ready = std::max(message.ready, ready);
+        message.bytes += tensor.allreduce_bytes;
+        continue;
+      }
+    }
+    messages.push_back({ready, i, gather, gather ? tensor.gather_bytes : tensor.allreduce_bytes});
   }
   *compute = std::max(previous, model.compute + shift);
   std::stable_sort(messages.begin(), messages.end(), [](const Message& a, const Message& b) { return a.ready < b.ready; });
@@ -103,9 +119,8 @@ StepEstimate SimulateStep(const StepModel& model, const std::vector<Scheme>& sch
       const StepTensor& tensor = model.tensors[message.tensor];
       if (message.sent || message.gather != head.gather) continue;
       if (head.gather ? tensor.gather_kind != head_tensor.gather_kind : tensor.allreduce_kind != head_tensor.allreduce_kind) continue;
-      const double own = message.gather ? tensor.gather_bytes : tensor.allreduce_bytes;
-      if (!batch.empty() && bytes + own > model.fusion_bytes) continue;
-      bytes += own;
+      if (!batch.empty() && ((model.sliced && !head.gather) || bytes + message.bytes > model.fusion_bytes)) continue;
+      bytes += message.bytes;
       batch.push_back(i);
     }
     const double seconds = (head.gather ? model.allgather : model.allreduce).Seconds(bytes);

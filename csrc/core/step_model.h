@@ -29,6 +29,8 @@ struct StepTensor {
   uint8_t gather_kind = 0;
   LayerCost cost;        // zeros where only allreduce is possible
   int carrier = -1;      // tensor whose factors, if it is factored, bring this one along: the weight of a bias; -1: none
+  int slice = -1;        // with `sliced`: those of one slice are allreduced in one message, when all are complete; -1: alone
+  bool copied = false;   // into the slice's buffer
 };
 
 struct StepModel {
@@ -37,6 +39,8 @@ struct StepModel {
   double compute = 0;         // when the training thread enters synchronize(), everything dense
   double contention = 0;      // share of a rebuild's time by which backward is delayed while both run; 0: cores to spare, 1: none
   double fusion_bytes = 128 << 20;
+  bool sliced = false;        // allreduces are as the tensors' slices say; else Horovod puts together what it finds complete
+  double copy = 0;            // seconds per byte that is copied
   std::vector<StepTensor> tensors;
 };
 

@@ -70,7 +70,8 @@ std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std:
                                      std::string tag, const std::string& policy, const std::vector<std::string>& overrides,
                                      std::string settings, std::optional<int64_t> max_gathered_elements,
                                      const std::optional<std::vector<double>>& network, double gather_memory_bytes,
-                                     bool uneven_steps, const py::object& before, std::vector<bool> hooked) {
+                                     bool uneven_steps, const py::object& before, std::vector<bool> hooked,
+                                     const std::string& dense) {
   SessionOptions options;
   options.names = std::move(names);
   options.params = std::move(params);
@@ -98,6 +99,7 @@ std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std:
   options.uneven_steps = uneven_steps;
   options.before = WrapHook(before);
   options.hooked = std::move(hooked);
+  ThrowIfError(ParseDense(dense, &options.dense));
   return Session::Create(engine, std::move(options));
 }
 
@@ -155,6 +157,16 @@ py::object ToDict(const Plan& plan) {
   load["allreduce"] = plan.prediction.load.allreduce;
   load["allgather"] = plan.prediction.load.allgather;
   dict["network_load"] = load;
+  py::list slices;
+  for (const DenseSlice& slice : plan.slices) {
+    py::list names;
+    for (int tensor : slice.tensors) names.append(plan.decisions[tensor].name);
+    slices.append(names);
+  }
+  py::dict dense;
+  dense["method"] = Name(plan.dense_method);
+  dense["slices"] = slices;
+  dict["dense"] = dense;
   dict["predicted"] = plan.prediction.known ? py::object(ToDict(plan.prediction.chosen)) : py::none();
   dict["predicted_dense"] = plan.prediction.known ? py::object(ToDict(plan.prediction.dense)) : py::none();
   return dict;
@@ -181,6 +193,11 @@ py::dict ToDict(const SessionStats& stats) {
   dict["steps"] = stats.steps;
   dict["synchronize_seconds"] = stats.synchronize_seconds;
   dict["early_messages"] = stats.early_messages;
+  py::dict dense;
+  dense["slices"] = stats.dense_messages;
+  dense["in_place_bytes"] = stats.dense_in_place_bytes;
+  dense["copied_bytes"] = stats.dense_copied_bytes;
+  dict["dense"] = dense;
   dict["schemes"] = schemes;
   return dict;
 }
@@ -211,6 +228,11 @@ PYBIND11_MODULE(_C, m) {
   });
 
   m.def("parse_policy", [](const std::string& text) { return Name(Parse(ParsePolicy, text)); });
+  m.def("parse_dense", [](const std::string& text) {
+    DenseSettings settings;
+    ThrowIfError(ParseDense(text, &settings));
+    return std::make_pair(Name(settings.method), settings.theta);
+  });
   m.def("parse_scheme_override", [](const std::string& text) { return Name(Parse(ParseSchemeOverride, text)); });
 
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
@@ -224,7 +246,7 @@ PYBIND11_MODULE(_C, m) {
            py::arg("tag"), py::arg("policy"), py::arg("overrides"), py::arg("settings"),
            py::arg("max_gathered_elements") = std::nullopt, py::arg("network") = std::nullopt,
            py::arg("gather_memory_bytes") = 2e9, py::arg("uneven_steps") = false, py::arg("before") = py::none(),
-           py::arg("hooked") = std::vector<bool>{})
+           py::arg("hooked") = std::vector<bool>{}, py::arg("dense") = "auto")
       .def("flush", &Session::Flush, ReleaseGil())
       .def("finish", &Session::Finish, ReleaseGil())
       .def("reset", &Session::Reset, ReleaseGil())

@@ -16,6 +16,8 @@ Plan Example() {
   plan.prediction = {true, {1, 2, 3, 4}, {5, 6, 7, 8}, {1.25, 2.5}};
   plan.decisions.push_back({"fc.weight", Scheme::kSfb, 1.5e9, 0.1, -1, 1.5, 0.25, 256, "bytes", false});
   plan.decisions.push_back({"emb.weight", Scheme::kRowSparse, 3, -1, 2.5, -1, -1, 0, "sfb was asked for", true});
+  plan.dense_method = DenseMethod::kPriority;
+  plan.slices = {{{1, 0}}, {{1}, 2, 3}};
   return plan;
 }
 
@@ -39,6 +41,7 @@ TEST(EncodingRoundTrip) {
   POSEIDON_CHECK_EQ(back.prediction.dense.rebuild, 8.0);
   POSEIDON_CHECK_EQ(back.prediction.load.allreduce, 1.25);
   POSEIDON_CHECK_EQ(back.prediction.load.allgather, 2.5);
+  POSEIDON_CHECK(back.dense_method == DenseMethod::kPriority && back.slices == Example().slices);
   POSEIDON_CHECK_EQ(back.decisions[1].scheme, Scheme::kRowSparse);
   POSEIDON_CHECK_EQ(back.decisions[1].row_sparse_bytes, 2.5);
   POSEIDON_CHECK_EQ(back.decisions[1].reason, "sfb was asked for");

@@ -50,6 +50,7 @@ RankProfile Rich() {
   profile.tensors[2].calls = 5;
   profile.tensors[2].is_embedding = true;
   profile.tensors[2].unique_rows = 3;
+  profile.tensors[2].order = 1;
   return profile;
 }
 

@@ -113,6 +113,18 @@ TEST(EachKindOfCollectiveHasItsOwnLoad) {
   POSEIDON_CHECK_NEAR(load.allgather, 1.5, 1e-6);
 }
 
+TEST(SlicesGoWhenTheirLastGradientIsComplete) {
+  StepModel model = Model({Tensor(1, 100), Tensor(2, 100), Tensor(3, 100)}, 3);
+  model.sliced = true;  // every gradient alone: 1 + 1 each
+  POSEIDON_CHECK_NEAR(SimulateStep(model, {kA, kA, kA}).step, 1 + 3 * 2, 1e-12);
+  model.tensors[0].slice = model.tensors[2].slice = 5;
+  POSEIDON_CHECK_NEAR(SimulateStep(model, {kA, kA, kA}).step, 4 + 3, 1e-12);
+  model.tensors[2].copied = true;
+  model.copy = 0.005;
+  POSEIDON_CHECK_NEAR(SimulateStep(model, {kA, kA, kA}).step, 4 + 3, 1e-12);
+  POSEIDON_CHECK_NEAR(SimulateStep(model, {kA, kA, kA}).compute, 3.5, 1e-12);
+}
+
 TEST(WithoutAGradientATensorIsSentAtTheEnd) {
   POSEIDON_CHECK_NEAR(SimulateStep(Model({Tensor(-1, 100)}, 7), {kA}).step, 7 + 2, 1e-12);
   POSEIDON_CHECK_NEAR(SimulateStep(Model({}, 7), {}).step, 7, 1e-12);

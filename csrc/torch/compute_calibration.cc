@@ -1,6 +1,7 @@
 #include "torch/compute_calibration.h"
 
 #include <algorithm>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -138,6 +139,14 @@ double ComputeCalibration::Contention() {
   });
   contention_ = std::clamp(together / alone - 1, 0.0, 1.0);
   return contention_;
+}
+
+double ComputeCalibration::Copy() {
+  if (copy_ >= 0) return copy_;
+  constexpr int64_t kElements = int64_t{1} << 20;
+  const at::Tensor from = Ones(1, kElements, at::kFloat), to = at::empty_like(from);
+  copy_ = BestOfTwo([&] { std::memcpy(to.data_ptr(), from.data_ptr(), from.nbytes()); }) / static_cast<double>(from.nbytes());
+  return copy_;
 }
 
 }  // namespace poseidon

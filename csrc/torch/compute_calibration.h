@@ -37,10 +37,13 @@ class ComputeCalibration {
   const LayerCost& CostOf(const LayerShape& shape);
   // StepModel::contention: how much a product delays another one on a second thread, from 0 to 1.
   double Contention();
+  // StepModel::copy: seconds per byte of a gradient that is copied.
+  double Copy();
 
  private:
   std::map<LayerShape, LayerCost> costs_;
   double contention_ = -1;
+  double copy_ = -1;
 };
 
 }  // namespace poseidon

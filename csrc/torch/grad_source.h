@@ -23,6 +23,7 @@ class GradSource final : public DenseSource {
   Status PrepareWire(Buffer* wire) override;
   bool needs_restore() const override { return restore_; }
   Status RestoreFromWire() override;
+  int64_t copied_bytes() const override { return copied_bytes_; }
 
   // Training thread, after the exchange: what the engine must not do (sparse gradients). Also releases the wire copy.
   void FinishOnTrainingThread();
@@ -38,6 +39,7 @@ class GradSource final : public DenseSource {
   at::Tensor grad_;  // as of PrepareWire
   at::Tensor wire_;
   bool restore_ = false;
+  int64_t copied_bytes_ = 0;
 };
 
 }  // namespace poseidon

@@ -210,7 +210,7 @@ void Session::OnAccumulated(int index) {
   } else if (p.group >= 0) {
     SendGroupIfReady(groups_[p.group], /*complete=*/false);
   } else if (!p.sparse) {
-    SendDense(p);
+    SendByPlan(p);
   }
 }
 
@@ -248,8 +248,8 @@ void Session::SendDense(Parameter& p) {
   if (!p.exchange || p.exchange->state() == Exchange::State::kInFlight) {
     if (p.exchange) p.source = NewSource(p);  // left in flight by Reset: its buffers stay its own
     const std::string name = WireName("allreduce", p.name);
-    p.exchange = std::make_shared<DenseExchange>(name, std::vector<DenseExchange::Member>{{name, p.source}},
-                                                 options_.reduction, options_.process_set, options_.size);
+    p.exchange = std::make_shared<DenseExchange>(name, std::vector<DenseExchange::Member>{{name, p.source}}, ReductionOf(p),
+                                                 options_.process_set, options_.size);
   }
   Submit(p.exchange);
   p.counter.MarkSent();
@@ -329,8 +329,10 @@ std::vector<int> Session::Flush() {
       p.counter.MarkSent();
     } else if (p.group >= 0) {
       SendGroupIfReady(groups_[p.group], /*complete=*/true);
+    } else if (Slice* slice = SharedSliceOf(p)) {
+      CompleteSlice(*slice);
     } else {
-      SendDense(p);
+      SendByPlan(p);
     }
   }
   return sparse;
@@ -353,14 +355,19 @@ std::vector<std::pair<int, at::Tensor>> Session::Finish() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
     const bool gathered = (p.layer_weight >= 0 || p.sparse) && !SomeRankIsMissing();
-    if (!p.counter.sent() || gathered) continue;
+    if (!p.counter.sent() || gathered || SharedSliceOf(p) != nullptr) continue;
+    if (p.slice >= 0 || !p.parts.empty()) {
+      CountSlice(*p.source, p.tensor.numel() * static_cast<int64_t>(c10::elementSize(DenseWireType(p))),
+                 std::max<int64_t>(1, static_cast<int64_t>(p.parts.size())));
+    }
     p.source->FinishOnTrainingThread();
     at::Tensor received = p.source->TakeCompressed();
     if (received.defined()) compressed.emplace_back(static_cast<int>(i), std::move(received));
   }
+  FinishSlices();
   for (const auto& exchange : in_flight_) {
     const auto* dense = dynamic_cast<const DenseExchange*>(exchange.get());
-    stats_.of(exchange->scheme()).Add(exchange->times(), exchange->wire(), dense ? dense->member_count() : 0);
+    stats_.of(exchange->scheme()).Add(exchange->times(), exchange->wire(), dense ? static_cast<int64_t>(dense->gradients()) : 0);
   }
   std::vector<int> flagged;
   for (Factored& factored : factored_) {
@@ -389,9 +396,12 @@ void Session::EndStep() {
     p.counter.Reset();
     p.sparse_now = p.hook_ran = false;
     p.ready_seconds = -1;
+    p.order = -1;
     if (p.layer) p.layer->EndStepOfProfile();
   }
+  complete_ = 0;
   for (Group& group : groups_) group.sent = false;
+  EndStepOfSlices();
   for (Factored& factored : factored_) factored.held = false;
   presence_ = Presence::kNotAsked;
   if (std::exchange(adopt_next_plan_, false)) AdoptPlan();

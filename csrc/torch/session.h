@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "core/dense_exchange.h"
+#include "core/dense_layout.h"
 #include "core/engine.h"
+#include "core/ordered_sender.h"
 #include "core/pass_counter.h"
 #include "core/plan.h"
 #include "core/profile.h"
@@ -21,6 +23,8 @@
 #include "torch/capture.h"
 #include "torch/compute_calibration.h"
 #include "torch/embedding_layer.h"
+#include "torch/grad_parts.h"
+#include "torch/grad_pool.h"
 #include "torch/grad_source.h"
 #include "torch/linear_layer.h"
 
@@ -44,7 +48,8 @@ struct SessionOptions {
   std::vector<SchemeOverride> overrides;  // one per parameter
   int64_t max_gathered_elements = kMaxCollectiveElements;  // of one allgather, all ranks together
   std::string settings;                   // what must be equal on all ranks, one "key=value" per line
-  NetworkModel network;                   // for policy kTime; measured if not known
+  NetworkModel network;                   // for what goes by time; measured if not known
+  DenseSettings dense;
   double gather_memory_bytes = 2e9;       // TimeChoiceSettings
   bool uneven_steps = false;              // ranks may call hvd.join() while others go on
   // A hook of the user's own, called with a complete local gradient before it is sent; it may change it in place. Python code.
@@ -115,10 +120,15 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
     std::shared_ptr<EmbeddingLayer> table;  // of a matrix, until it is known what it is: candidate embedding table
     int layer_weight = -1;   // index of the weight whose SFB or row-sparse exchange carries this gradient (itself, or for its bias)
     int group = -1;
+    int slice = -1;          // of the plan's layout, and its place in it
+    int slot = -1;
+    std::shared_ptr<GradParts> parted;  // the layout sends it in parts
+    std::vector<int> parts;             // indices into parts_
     bool sparse = false;     // agreed: some rank has sparse gradients for it
     bool sparse_now = false; // this rank has one in this step
     bool hooked = false;     // agreed: the user's hook looks at its gradient before it is sent
     bool hook_ran = false;   // in this step
+    int order = -1;                      // this step: which of the complete gradients it was
     double ready_seconds = -1;           // this step: gradient complete, or factors sent; from the step's beginning
     std::vector<double> ready_history;   // of the last steps, as if everything were dense
   };
@@ -133,6 +143,18 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
     std::vector<int> members;
     std::shared_ptr<DenseExchange> exchange;
     bool sent = false;
+  };
+
+  // Of the layout: several gradients in one buffer, or one alone.
+  struct Slice {
+    std::vector<int> members;
+    std::shared_ptr<GradPool> pool;
+    std::shared_ptr<DenseExchange> exchange;
+    bool sent = false;
+  };
+  struct Part {
+    std::shared_ptr<DenseExchange> exchange;
+    double bytes = 0;
   };
 
   enum class Presence : uint8_t { kNotAsked, kAsked, kAllAreHere, kSomeAreMissing };
@@ -158,6 +180,24 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   std::shared_ptr<GradSource> NewSource(const Parameter& p) const;
   void EndStep();
   void AbandonStep();
+
+  // Allreduces (session_dense.cc).
+  bool GoesByTime() const;
+  bool MayShare(const Parameter& parameter) const;
+  at::ScalarType DenseWireType(const Parameter& parameter) const;
+  void LayOutSlices(const SelectorSettings& settings, Plan* plan);
+  void MakeSlices();
+  void AddPart(const DenseSlice& slice);
+  void SendByPlan(Parameter& parameter);
+  Slice* SharedSliceOf(const Parameter& parameter);
+  Reduction ReductionOf(const Parameter& parameter) const;
+  GradPool& PoolOf(Slice& slice);
+  void SendSlice(Slice& slice);
+  void CompleteSlice(Slice& slice);
+  void SendParts(Parameter& parameter);
+  void FinishSlices();
+  void CountSlice(const DenseSource& source, int64_t bytes, int64_t messages = 1);
+  void EndStepOfSlices();
 
   // Ranks that are in hvd.join() (session_presence.cc).
   bool NeedsAllRanks() const;
@@ -214,6 +254,10 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   mutable std::mutex mutex_;  // guards everything below
   std::vector<Parameter> parameters_;
   std::vector<Group> groups_;
+  std::vector<Slice> slices_;
+  std::vector<Part> parts_;
+  std::shared_ptr<OrderedSender> sender_;  // of parts_
+  int complete_ = 0;                       // gradients, in this step
   std::vector<Factored> factored_;
   std::vector<std::shared_ptr<FactoredLayer>> profiled_;  // the layers that are looked at in this step
   std::vector<std::shared_ptr<Exchange>> in_flight_;

@@ -37,10 +37,11 @@ int64_t RoundUp(int64_t rows) {
   return (rows + step - 1) / step * step;
 }
 
-// The measurements that ranks exchange: contention, then four costs per parameter.
-std::vector<uint8_t> EncodeCosts(double contention, const std::vector<LayerCost>& costs) {
+// The measurements that ranks exchange: contention and copying, then four costs per parameter.
+std::vector<uint8_t> EncodeCosts(double contention, double copy, const std::vector<LayerCost>& costs) {
   ByteWriter writer;
   writer.WriteDouble(contention);
+  writer.WriteDouble(copy);
   for (const LayerCost& cost : costs) {
     for (double value : {cost.local, cost.input, cost.pack, cost.rebuild}) writer.WriteDouble(value);
   }
@@ -105,6 +106,7 @@ RankProfile Session::LocalProfile() const {
     tensor.dtype = ToDType(p.tensor.scalar_type());
     tensor.used = p.counter.touched();
     tensor.sparse = p.sparse_now || p.sparse;
+    tensor.order = p.order;
     tensor.ready_seconds = p.ready_history.empty() ? -1 : Median(p.ready_history);
     if (p.layer) {
       p.layer->FillProfile(&tensor);
@@ -145,14 +147,14 @@ Status Session::AgreeOnPlan() {
     }
   }
   status = MergeProfiles(by_rank, &merged_profile_);  // the same verdict, and the same error, on every rank
-  if (status.ok() && options_.policy == Policy::kTime && options_.size > 1) status = Calibrate();
+  if (status.ok() && GoesByTime() && options_.size > 1) status = Calibrate();
   return status.ok() ? ReceivePlan() : status;
 }
 
 // At the end of step 0, and whenever a later plan is made. The same on all ranks, because it depends on agreed values alone.
 bool Session::PlanIsDue() const {
   if (!planned_) return true;
-  if (options_.size <= 1 || options_.policy == Policy::kAllreduce) return false;
+  if (options_.size <= 1 || (options_.policy == Policy::kAllreduce && !GoesByTime())) return false;
   return plan_clock_ >= next_plan_at_ || steps_of_other_rows_ >= kStepsOfOtherRows;
 }
 
@@ -226,10 +228,10 @@ Status Session::Calibrate() {
   }
   std::vector<std::vector<uint8_t>> gathered;
   Status status = GatherBytes(*engine_, WireName("agree", "costs"), options_.process_set,
-                              EncodeCosts(calibration_.Contention(), my_costs_), &gathered);
+                              EncodeCosts(calibration_.Contention(), calibration_.Copy(), my_costs_), &gathered);
   if (!status.ok()) return status;
   // Rank by rank the same list of numbers; of each its median over ranks.
-  const size_t count = 1 + 4 * parameters_.size();
+  const size_t count = 2 + 4 * parameters_.size();
   std::vector<std::vector<double>> values(count);
   for (const std::vector<uint8_t>& bytes : gathered) {
     ByteReader reader(bytes);
@@ -239,10 +241,11 @@ Status Session::Calibrate() {
   time_inputs_.network = network_;
   time_inputs_.settings.gather_memory_bytes = options_.gather_memory_bytes;
   time_inputs_.contention = Median(values[0]);
+  time_inputs_.copy = Median(values[1]);
   time_inputs_.costs.resize(parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     LayerCost& cost = time_inputs_.costs[i];
-    size_t at = 1 + 4 * i;
+    size_t at = 2 + 4 * i;
     for (double* value : {&cost.local, &cost.input, &cost.pack, &cost.rebuild}) *value = Median(values[at++]);
   }
   return Status::OK();
@@ -259,19 +262,20 @@ Status Session::ReceivePlan() {
     settings.size = options_.size;
     settings.fp16_wire = options_.compression == CompressionKind::kFp16;
     plan.made_at_step = stats_.steps;
-    const bool by_time = options_.policy == Policy::kTime;
+    const bool by_time = GoesByTime();
     if (by_time) {
       plan.network = network_;
       NoteTried();
     }
     plan.decisions = Select(merged_profile_, options_.overrides, settings, by_time ? &time_inputs_ : nullptr, &plan.prediction);
     time_inputs_.load = plan.prediction.load;
+    KeepUnused(&plan);
+    LayOutSlices(settings, &plan);
     // The optimizer's own step follows, whatever the choice.
     for (StepEstimate* estimate : {&plan.prediction.chosen, &plan.prediction.dense}) {
       estimate->step += update_seconds_;
       estimate->compute += update_seconds_;
     }
-    KeepUnused(&plan);
     mine = EncodePlan(plan);
   }
   std::vector<std::vector<uint8_t>> gathered;
@@ -313,6 +317,7 @@ void Session::NoteTried() {
   std::vector<Scheme> current;
   for (const TensorDecision& decision : plan_.decisions) current.push_back(decision.scheme);
   time_inputs_.current = current;
+  time_inputs_.slices = plan_.slices;
   std::vector<TriedChoice>& tried = time_inputs_.tried;
   if (steps_of_other_rows_ >= kStepsOfOtherRows) tried.clear();
   if (current.empty() || merged_profile_.step_seconds <= 0) return;
@@ -340,8 +345,10 @@ void Session::AdoptPlan() {
     const bool factored = parameters_[i].layer_weight == static_cast<int>(i);
     if (factored && !IsFactored(next_plan_.decisions[i].scheme)) RemoveFactored(static_cast<int>(i));
   }
+  const bool same_slices = plan_.slices == next_plan_.slices && plan_.dense_method == next_plan_.dense_method;
   plan_ = std::move(next_plan_);
   planned_ = true;
+  if (!same_slices) MakeSlices();
   step_history_.clear();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];

@@ -22,7 +22,10 @@ void Push(double value, std::vector<double>* history, size_t most = kSteps) {
 
 double Session::SinceStepBegan() const { return SecondsBetween(step_began_, Clock::now()); }
 
-void Session::NoteReady(Parameter& p) { p.ready_seconds = SinceStepBegan(); }
+void Session::NoteReady(Parameter& p) {
+  p.ready_seconds = SinceStepBegan();
+  if (p.order < 0) p.order = complete_++;
+}
 
 void Session::NoteReady(const Factored& factored) {
   NoteReady(parameters_[factored.weight]);
@@ -32,7 +35,7 @@ void Session::NoteReady(const Factored& factored) {
 // The beginning of synchronize(). Undoes, in the order of time, what the plan in force did to backward: factored layers skipped their local
 // product and packed rows, and rebuilding took time from backward where they shared cores.
 void Session::RecordTimeline() {
-  if (options_.policy != Policy::kTime || plan_clock_ + static_cast<int64_t>(kSteps) <= next_plan_at_) return;
+  if (!GoesByTime() || plan_clock_ + static_cast<int64_t>(kSteps) <= next_plan_at_) return;
   const Clock::time_point now = Clock::now();
   std::vector<size_t> order;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -69,7 +72,7 @@ void Session::RecordTimeline() {
 
 // The end of synchronize().
 void Session::RecordStep() {
-  if (options_.policy == Policy::kTime && planned_ && !SomeRankIsMissing()) Push(SinceStepBegan(), &step_history_, kObservedSteps);
+  if (GoesByTime() && planned_ && !SomeRankIsMissing()) Push(SinceStepBegan(), &step_history_, kObservedSteps);
 }
 
 }  // namespace poseidon

@@ -1,0 +1,164 @@
+#include "core/dense_layout.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <map>
+
+namespace poseidon {
+
+namespace {
+
+constexpr DenseMethod kMethods[] = {DenseMethod::kAuto,   DenseMethod::kHorovod,  DenseMethod::kBsp, DenseMethod::kWfbp,
+                                    DenseMethod::kMerged, DenseMethod::kPriority, DenseMethod::kLazy};
+// Thetas from which kAuto chooses.
+constexpr double kFirstTheta = 64 << 10;
+constexpr double kLastTheta = 64 << 20;
+constexpr double kThetaGrowth = 4;
+
+bool HasTheta(DenseMethod method) { return method == DenseMethod::kLazy || method == DenseMethod::kPriority; }
+
+// Indices into `tensors` by kind; within a kind in the order given.
+std::map<uint8_t, std::vector<size_t>> ByKind(const std::vector<DenseTensor>& tensors) {
+  std::map<uint8_t, std::vector<size_t>> kinds;
+  for (size_t i = 0; i < tensors.size(); ++i) kinds[tensors[i].kind].push_back(i);
+  return kinds;
+}
+
+}  // namespace
+
+const char* Name(DenseMethod method) {
+  switch (method) {
+    case DenseMethod::kHorovod: return "horovod";
+    case DenseMethod::kBsp: return "bsp";
+    case DenseMethod::kWfbp: return "wfbp";
+    case DenseMethod::kMerged: return "merged";
+    case DenseMethod::kPriority: return "priority";
+    case DenseMethod::kLazy: return "lazy";
+    case DenseMethod::kAuto: return "auto";
+  }
+  return "?";
+}
+
+Status ParseDense(const std::string& text, DenseSettings* out) {
+  const size_t colon = text.find(':');
+  const std::string name = text.substr(0, colon);
+  for (DenseMethod method : kMethods) {
+    if (name != Name(method)) continue;
+    DenseSettings settings;
+    settings.method = method;
+    if (colon != std::string::npos) {
+      const std::string number = text.substr(colon + 1);
+      char* end = nullptr;
+      const double theta = std::strtod(number.c_str(), &end);
+      const bool whole = !number.empty() && *end == '\0';
+      if (!HasTheta(method) || !whole || !(theta >= 1 && theta <= 1e12)) {
+        return Status::InvalidArgument("'" + text + "': only lazy and priority take a number, of bytes, at least 1: lazy:4194304");
+      }
+      settings.theta = static_cast<int64_t>(theta);
+    }
+    *out = settings;
+    return Status::OK();
+  }
+  std::string names;
+  for (DenseMethod method : kMethods) names += (names.empty() ? "" : ", ") + std::string(Name(method));
+  return Status::InvalidArgument("'" + text + "' is none of " + names);
+}
+
+std::vector<DenseSlice> LayOutLazily(const std::vector<DenseTensor>& tensors, double theta) {
+  std::vector<DenseSlice> slices;
+  for (const auto& [kind, members] : ByKind(tensors)) {
+    DenseSlice open;
+    double bytes = 0;
+    for (size_t i : members) {
+      if (tensors[i].bytes >= theta) {
+        slices.push_back({{tensors[i].index}});
+        continue;
+      }
+      open.tensors.push_back(tensors[i].index);
+      bytes += tensors[i].bytes;
+      if (bytes < theta) continue;
+      slices.push_back(std::move(open));
+      open = {};
+      bytes = 0;
+    }
+    if (!open.tensors.empty()) slices.push_back(std::move(open));
+  }
+  return slices;
+}
+
+std::vector<DenseSlice> LayOutMerged(const std::vector<DenseTensor>& tensors, const AlphaBeta& allreduce) {
+  std::vector<DenseSlice> slices;
+  for (const auto& [kind, members] : ByKind(tensors)) {
+    double channel_free = 0;
+    DenseSlice open;
+    double bytes = 0;
+    for (size_t at = 0; at < members.size(); ++at) {
+      const DenseTensor& tensor = tensors[members[at]];
+      open.tensors.push_back(tensor.index);
+      bytes += tensor.bytes;
+      const double start = std::max(channel_free, tensor.ready);
+      if (at + 1 < members.size() && tensors[members[at + 1]].ready - start < allreduce.alpha) continue;
+      channel_free = start + allreduce.Seconds(bytes);
+      slices.push_back(std::move(open));
+      open = {};
+      bytes = 0;
+    }
+  }
+  return slices;
+}
+
+std::vector<DenseSlice> LayOutByPriority(const std::vector<DenseTensor>& tensors, double theta, const AlphaBeta& allreduce) {
+  struct Left {
+    size_t tensor;
+    int parts;
+    int sent = 0;
+  };
+  std::vector<Left> left;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    left.push_back({i, static_cast<int>(std::max(1.0, std::ceil(tensors[i].bytes / theta)))});
+  }
+  std::vector<DenseSlice> slices;
+  double now = 0;
+  while (!left.empty()) {
+    // The last one in the order of backward that is complete; if none is, time goes on to the first that will be.
+    auto next = left.end();
+    double first_ready = std::numeric_limits<double>::infinity();
+    for (auto it = left.begin(); it != left.end(); ++it) {
+      first_ready = std::min(first_ready, tensors[it->tensor].ready);
+      if (tensors[it->tensor].ready <= now) next = it;
+    }
+    if (next == left.end()) {
+      now = first_ready;
+      continue;
+    }
+    const DenseTensor& tensor = tensors[next->tensor];
+    slices.push_back({{tensor.index}, next->sent, next->parts});
+    now += allreduce.Seconds(tensor.bytes / next->parts);
+    if (++next->sent == next->parts) left.erase(next);
+  }
+  return slices;
+}
+
+std::vector<DenseSlice> LayOut(const DenseSettings& settings, const std::vector<DenseTensor>& tensors, const AlphaBeta& allreduce) {
+  switch (settings.method) {
+    case DenseMethod::kHorovod: return {};
+    case DenseMethod::kBsp: return LayOutLazily(tensors, std::numeric_limits<double>::infinity());
+    case DenseMethod::kWfbp: return LayOutLazily(tensors, 0);
+    case DenseMethod::kMerged: return LayOutMerged(tensors, allreduce);
+    case DenseMethod::kPriority: return LayOutByPriority(tensors, static_cast<double>(settings.theta), allreduce);
+    case DenseMethod::kLazy:
+    case DenseMethod::kAuto: return LayOutLazily(tensors, static_cast<double>(settings.theta));
+  }
+  return {};
+}
+
+std::vector<std::vector<DenseSlice>> CandidateLayouts(const std::vector<DenseTensor>& tensors, const AlphaBeta& allreduce) {
+  std::vector<std::vector<DenseSlice>> layouts = {LayOutLazily(tensors, 0), LayOutMerged(tensors, allreduce)};
+  for (double theta = kFirstTheta; theta <= kLastTheta; theta *= kThetaGrowth) layouts.push_back(LayOutLazily(tensors, theta));
+  layouts.push_back(LayOutLazily(tensors, std::numeric_limits<double>::infinity()));
+  return layouts;
+}
+
+}  // namespace poseidon

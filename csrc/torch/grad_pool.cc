@@ -1,0 +1,126 @@
+#include "torch/grad_pool.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "torch/catching.h"
+#include "torch/dtypes.h"
+
+namespace poseidon {
+
+GradPool::GradPool(std::string name, std::vector<at::Tensor> params, at::ScalarType wire_type)
+    : name_(std::move(name)), wire_type_(wire_type) {
+  for (at::Tensor& param : params) {
+    Member member;
+    member.strides = param.is_non_overlapping_and_dense() ? param.strides().vec() : c10::contiguous_strides(param.sizes());
+    member.offset = elements_;
+    elements_ += param.numel();
+    member.param = std::move(param);
+    members_.push_back(std::move(member));
+  }
+}
+
+bool GradPool::full() const {
+  return std::all_of(members_.begin(), members_.end(), [](const Member& member) { return member.filled; });
+}
+
+at::Tensor GradPool::Slot(const Member& member) const {
+  // Not a view in autograd's sense: whoever gets it may detach it, or write into it, as into any tensor.
+  at::Tensor slot = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(buffer_.storage()), buffer_.key_set(), buffer_.dtype());
+  slot.unsafeGetTensorImpl()->set_sizes_and_strides(member.param.sizes(), member.strides, member.offset);
+  return slot;
+}
+
+bool GradPool::LiesInSlot(const Member& member, const at::Tensor& grad) const {
+  return buffer_.defined() && grad.layout() == at::kStrided && grad.scalar_type() == wire_type_ &&
+         grad.storage().is_alias_of(buffer_.storage()) && grad.storage_offset() == member.offset &&
+         grad.strides() == at::IntArrayRef(member.strides);
+}
+
+// Somebody has kept a gradient of an earlier step, which must not change now: the buffer is left to them.
+void GradPool::ReleaseBufferOfOthers() {
+  if (std::exchange(looked_at_, true)) return;
+  int64_t ours = 1;
+  for (const Member& member : members_) {
+    const at::Tensor& grad = member.param.grad();
+    if (grad.defined() && LiesInSlot(member, grad)) ++ours;
+  }
+  if (buffer_.defined() && static_cast<int64_t>(buffer_.storage().use_count()) <= ours) return;
+  buffer_ = at::empty({elements_}, members_.front().param.options().dtype(wire_type_).requires_grad(false));
+}
+
+Status GradPool::Fill(size_t index, bool visible) {
+  return Catching("Cannot prepare the gradient of a parameter of " + name_ + " for sending", [&] {
+    at::NoGradGuard no_grad;
+    ReleaseBufferOfOthers();
+    Member& member = members_[index];
+    member.filled = true;
+    at::Tensor& grad = member.param.mutable_grad();
+    if (!grad.defined()) {
+      at::Tensor slot = Slot(member);
+      slot.zero_();
+      if (!visible) return Status::OK();
+      if (wire_type_ == member.param.scalar_type()) {
+        grad = std::move(slot);
+      } else {
+        grad = at::zeros_like(member.param, member.param.options().requires_grad(false));
+        member.restore = grad;
+        restore_ = true;
+      }
+      return Status::OK();
+    }
+    if (LiesInSlot(member, grad)) return Status::OK();
+    at::Tensor slot = Slot(member);
+    const bool strided = grad.layout() == at::kStrided;
+    if (strided && grad.scalar_type() == wire_type_ && grad.strides() == slot.strides() && !grad.is_neg()) {
+      std::memcpy(slot.data_ptr(), grad.data_ptr(), grad.nbytes());
+    } else {
+      slot.copy_(strided ? grad : grad.to_dense());
+    }
+    copied_bytes_ += static_cast<int64_t>(slot.nbytes());
+    if (strided && grad.scalar_type() == wire_type_) {
+      grad = std::move(slot);
+    } else {
+      member.restore = grad;
+      restore_ = restore_ || strided;
+    }
+    return Status::OK();
+  });
+}
+
+Status GradPool::PrepareWire(Buffer* wire) {
+  *wire = ToBuffer(buffer_);
+  return Status::OK();
+}
+
+Status GradPool::RestoreFromWire() {
+  return Catching("Cannot put the reduced gradients of " + name_ + " back", [&] {
+    at::NoGradGuard no_grad;
+    for (const Member& member : members_) {
+      if (member.restore.defined() && member.restore.layout() == at::kStrided) member.restore.copy_(Slot(member));
+    }
+    return Status::OK();
+  });
+}
+
+void GradPool::FinishOnTrainingThread() {
+  at::NoGradGuard no_grad;
+  for (Member& member : members_) {
+    if (!member.restore.defined() || member.restore.layout() == at::kStrided) continue;
+    // Sparse gradients cannot take over another one's storage.
+    member.restore.zero_().add_(Slot(member).to(member.restore.scalar_type()).to_sparse(member.restore.sparse_dim()));
+  }
+  DropStep();
+}
+
+void GradPool::DropStep() {
+  for (Member& member : members_) {
+    member.filled = false;
+    member.restore.reset();
+  }
+  restore_ = looked_at_ = false;
+  copied_bytes_ = 0;
+}
+
+}  // namespace poseidon

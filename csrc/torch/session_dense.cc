@@ -1,0 +1,185 @@
+// Session's gradients that are allreduced: in slices as the plan lays them out (core/dense_layout.h), or one by one for Horovod to put together.
+#include <algorithm>
+#include <utility>
+
+#include "core/cost_model.h"
+#include "core/dense_choice.h"
+#include "torch/dtypes.h"
+#include "torch/session.h"
+#include "torch/status_error.h"
+
+namespace poseidon {
+
+namespace {
+
+// Of parts, with method kPriority: one may wait behind the one that travels.
+constexpr double kCreditInThetas = 2;
+
+}  // namespace
+
+// The layout, or the schemes, depend on how long things take.
+bool Session::GoesByTime() const {
+  if (options_.policy == Policy::kTime) return true;
+  const DenseMethod method = options_.dense.method;
+  return method == DenseMethod::kAuto || method == DenseMethod::kMerged || method == DenseMethod::kPriority;
+}
+
+bool Session::MayShare(const Parameter& p) const {
+  return p.group < 0 && !p.sparse && options_.compression != CompressionKind::kPython && at::isFloatingType(p.tensor.scalar_type()) &&
+         p.tensor.numel() > 0;
+}
+
+at::ScalarType Session::DenseWireType(const Parameter& p) const {
+  return ToScalarType(AllreduceWireDType(ToDType(p.tensor.scalar_type()), options_.compression == CompressionKind::kFp16));
+}
+
+void Session::LayOutSlices(const SelectorSettings& settings, Plan* plan) {
+  plan->dense_method = options_.dense.method;
+  std::vector<bool> may_share;
+  for (size_t i = 0; i < parameters_.size(); ++i) may_share.push_back(MayShare(parameters_[i]) && !merged_profile_.tensors[i].sparse);
+  plan->slices = ChooseLayout(merged_profile_, plan->decisions, may_share, settings, options_.dense,
+                              GoesByTime() ? &time_inputs_ : nullptr, &plan->prediction);
+}
+
+// From the plan in force.
+void Session::MakeSlices() {
+  for (Parameter& p : parameters_) {
+    const auto in_flight = [](const auto& exchange) { return exchange && exchange->state() == Exchange::State::kInFlight; };
+    bool source_in_use = in_flight(p.exchange);
+    for (int position : p.parts) source_in_use = source_in_use || in_flight(parts_[position].exchange);
+    if (source_in_use) p.source = NewSource(p);  // left in flight by Reset: its buffers stay its own
+    p.exchange = nullptr;  // it has the factor that the old layout gave it
+    p.slice = p.slot = -1;
+    p.parted = nullptr;
+    p.parts.clear();
+  }
+  slices_.clear();
+  parts_.clear();
+  sender_ = nullptr;
+  for (const DenseSlice& slice : plan_.slices) {
+    if (plan_.dense_method == DenseMethod::kPriority) {
+      AddPart(slice);
+      continue;
+    }
+    const int number = static_cast<int>(slices_.size());
+    slices_.push_back({slice.tensors});
+    for (size_t slot = 0; slot < slice.tensors.size(); ++slot) {
+      Parameter& p = parameters_[slice.tensors[slot]];
+      p.slice = number;
+      p.slot = static_cast<int>(slot);
+    }
+  }
+  if (parts_.empty()) return;
+  std::vector<OrderedSender::Item> order;
+  for (const Part& part : parts_) order.push_back({part.exchange, part.bytes});
+  sender_ = std::make_shared<OrderedSender>(engine_.get(), kCreditInThetas * static_cast<double>(options_.dense.theta), std::move(order));
+  sender_->Attach();
+}
+
+void Session::AddPart(const DenseSlice& slice) {
+  Parameter& p = parameters_[slice.tensors.front()];
+  if (!p.parted) p.parted = std::make_shared<GradParts>(p.source, slice.parts);
+  const DType wire = ToDType(DenseWireType(p));
+  const std::string name = WireName("part", p.name + "." + std::to_string(slice.part));
+  Part part;
+  part.bytes = static_cast<double>(p.tensor.numel() * SizeOf(wire)) / slice.parts;
+  part.exchange = std::make_shared<DenseExchange>(name, std::vector<DenseExchange::Member>{{name, p.parted->Part(slice.part)}},
+                                                  KeptFromFusion(options_.reduction, wire, static_cast<int>(parts_.size())),
+                                                  options_.process_set, options_.size);
+  p.parts.push_back(static_cast<int>(parts_.size()));
+  parts_.push_back(std::move(part));
+}
+
+// A complete gradient goes its planned way.
+void Session::SendByPlan(Parameter& p) {
+  if (!p.parts.empty()) {
+    SendParts(p);
+  } else if (Slice* slice = SharedSliceOf(p)) {
+    ThrowIfError(PoolOf(*slice).Fill(static_cast<size_t>(p.slot)));
+    if (slice->pool->full()) SendSlice(*slice);
+  } else {
+    SendDense(p);
+  }
+}
+
+Session::Slice* Session::SharedSliceOf(const Parameter& p) {
+  return p.slice >= 0 && slices_[p.slice].members.size() > 1 ? &slices_[p.slice] : nullptr;
+}
+
+Reduction Session::ReductionOf(const Parameter& p) const {
+  return p.slice < 0 ? options_.reduction : KeptFromFusion(options_.reduction, ToDType(DenseWireType(p)), p.slice);
+}
+
+GradPool& Session::PoolOf(Slice& slice) {
+  const bool left_in_flight = slice.exchange && slice.exchange->state() == Exchange::State::kInFlight;  // by Reset: its buffer stays its own
+  if (slice.pool && !left_in_flight) return *slice.pool;
+  const Parameter& first = parameters_[slice.members.front()];
+  std::vector<at::Tensor> params;
+  for (int index : slice.members) params.push_back(parameters_[index].tensor);
+  const std::string others = "+" + std::to_string(slice.members.size() - 1);
+  slice.pool = std::make_shared<GradPool>(first.name + others, std::move(params), DenseWireType(first));
+  const std::string name = WireName("slice", first.name + others);
+  slice.exchange = std::make_shared<DenseExchange>(name, std::vector<DenseExchange::Member>{{name, slice.pool}},
+                                                   ReductionOf(first), options_.process_set, options_.size);
+  return *slice.pool;
+}
+
+void Session::SendSlice(Slice& slice) {
+  Submit(slice.exchange);
+  slice.sent = true;
+  for (int index : slice.members) parameters_[index].counter.MarkSent();
+}
+
+// In synchronize(): with zeros for what is missing.
+void Session::CompleteSlice(Slice& slice) {
+  GradPool& pool = PoolOf(slice);
+  for (size_t slot = 0; slot < slice.members.size(); ++slot) {
+    if (!pool.filled(slot)) ThrowIfError(pool.Fill(slot, /*visible=*/parameters_[slice.members[slot]].active));
+  }
+  SendSlice(slice);
+}
+
+void Session::SendParts(Parameter& p) {
+  ThrowIfError(p.parted->Prepare());
+  for (int position : p.parts) {
+    const auto& exchange = parts_[position].exchange;
+    ThrowIfFailed(engine_->Admit(exchange));
+    in_flight_.push_back(exchange);
+    ThrowIfFailed(sender_->Ready(static_cast<size_t>(position)));
+  }
+  p.counter.MarkSent();
+}
+
+// All has arrived.
+void Session::FinishSlices() {
+  for (Slice& slice : slices_) {
+    if (!slice.sent) continue;
+    CountSlice(*slice.pool, slice.pool->bytes());
+    slice.pool->FinishOnTrainingThread();
+  }
+}
+
+void Session::CountSlice(const DenseSource& source, int64_t bytes, int64_t messages) {
+  stats_.dense_messages += messages;
+  stats_.dense_copied_bytes += source.copied_bytes();
+  stats_.dense_in_place_bytes += bytes - source.copied_bytes();
+}
+
+// The step is over, or abandoned.
+void Session::EndStepOfSlices() {
+  for (Slice& slice : slices_) {
+    slice.sent = false;
+    const bool in_flight = slice.exchange && slice.exchange->state() == Exchange::State::kInFlight;
+    if (slice.pool && !in_flight) slice.pool->DropStep();
+  }
+  const bool parts_in_flight = std::any_of(parts_.begin(), parts_.end(), [](const Part& part) {
+    return part.exchange->state() == Exchange::State::kInFlight;
+  });
+  if (parts_in_flight) {
+    MakeSlices();
+  } else if (sender_) {
+    sender_->Reset();
+  }
+}
+
+}  // namespace poseidon
