@@ -117,6 +117,7 @@ def figures(ranks, references: Sequence[str]) -> Dict[str, Any]:
         "phases": {name: {phase: mean(np.median(rank[name].phases[phase]) for rank in ranks) for phase in ranks[0][name].phases}
                    for name in names},
         "stages": {name: mean_of_stages(name) for name in names},
+        "dense": {name: {key: mean(rank[name].dense[key] for rank in ranks) for key in ranks[0][name].dense} for name in names},
     }
 
 

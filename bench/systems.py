@@ -25,6 +25,7 @@ PHASES = ("forward", "backward", "synchronize", "update")
 STAGES = ("pack", "queue", "wire", "handoff", "rebuild", "waited")
 
 MOST_WARMUP_STEPS = 8  # of a system whose plan follows from measurements
+_MEASURING_METHODS = ("auto", "merged")  # whose slices follow from measurements
 
 _process_group_file: Optional[str] = None
 
@@ -140,6 +141,7 @@ class Samples:
         bytes_sent: by the counter that was passed in; None where it had no value.
         stages: per scheme, seconds per step in each stage, overlapping (``stages_between``); empty where the system has no ``stats()``.
         engine_bytes: payload bytes per step that the system itself counted, or None.
+        dense: what its allreduces were, per step (``dense_between``); empty where the system has no ``stats()``.
     """
 
     seconds: List[float] = dataclasses.field(default_factory=list)
@@ -148,6 +150,7 @@ class Samples:
     bytes_sent: List[Optional[int]] = dataclasses.field(default_factory=list)
     stages: Dict[str, Dict[str, float]] = dataclasses.field(default_factory=dict)
     engine_bytes: Optional[float] = None
+    dense: Dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 def interleave(built: Sequence[System], loss_of: Callable[[Callable], torch.Tensor], rounds: int, *,
@@ -185,6 +188,7 @@ def interleave(built: Sequence[System], loss_of: Callable[[Callable], torch.Tens
         if system.name in before:
             after, sample = system.optimizer.stats(), samples[system.name]
             sample.stages = stages_between(before[system.name], after, rounds)
+            sample.dense = dense_between(before[system.name], after, rounds)
             schemes = after["schemes"]
             sample.engine_bytes = sum(schemes[s]["wire_bytes"] - before[system.name]["schemes"][s]["wire_bytes"] for s in schemes) / rounds
     return samples
@@ -209,6 +213,13 @@ def stages_between(before: Dict[str, Any], after: Dict[str, Any], steps: int) ->
         scheme: {stage: (counters[f"{stage}_seconds"] - before["schemes"][scheme][f"{stage}_seconds"]) / steps for stage in STAGES}
         for scheme, counters in after["schemes"].items() if counters["collectives"] > before["schemes"][scheme]["collectives"]
     }
+
+
+def dense_between(before: Dict[str, Any], after: Dict[str, Any], steps: int) -> Dict[str, float]:
+    """From two ``stats()``, per step: allreduces, those of slices, and gradient bytes that lay in slices already or were copied there."""
+    allreduces = after["schemes"]["allreduce"]["collectives"] - before["schemes"]["allreduce"]["collectives"]
+    in_slices = {key: (after["dense"][key] - before["dense"][key]) / steps for key in ("slices", "in_place_bytes", "copied_bytes")}
+    return {"allreduces": allreduces / steps, **in_slices}
 
 
 def close() -> None:
@@ -271,7 +282,8 @@ def _ddp_powersgd(model):
     return System("ddp-powersgd", model, ddp, _sgd(model), lossy=True, warmup_steps=exact_steps + 1)
 
 
-def poseidon(model: torch.nn.Module, policy: str, *, name: Optional[str] = None, schemes: Optional[Mapping[str, str]] = None) -> System:
+def poseidon(model: torch.nn.Module, policy: str, *, name: Optional[str] = None, schemes: Optional[Mapping[str, str]] = None,
+             dense: Optional[str] = None) -> System:
     """Ours.
 
     Args:
@@ -279,9 +291,11 @@ def poseidon(model: torch.nn.Module, policy: str, *, name: Optional[str] = None,
         policy: of ``DistributedOptimizer``.
         name: of the system; by default ``poseidon-POLICY``.
         schemes: of ``DistributedOptimizer``, to force some.
+        dense: of ``DistributedOptimizer``, how what is allreduced travels.
     """
-    optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters(), policy=policy, schemes=schemes)
-    return System(name or f"poseidon-{policy}", model, model, optimizer, measures=policy == "time")
+    optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters(), policy=policy, schemes=schemes, dense=dense)
+    measures = policy == "time" or dense in _MEASURING_METHODS
+    return System(name or f"poseidon-{policy}", model, model, optimizer, measures=measures)
 
 
 for _policy in ("time", "bytes", "allreduce", "sfb"):
