@@ -94,11 +94,10 @@ Status Engine::Submit(const std::shared_ptr<Exchange>& exchange) {
   return status;
 }
 
-Status Engine::Start(const std::shared_ptr<Exchange>& exchange) {
+void Engine::Start(const std::shared_ptr<Exchange>& exchange) {
   exchange->times_.enqueued = Clock::now();
-  Status status = Begin(exchange);
+  const Status status = Begin(exchange);
   if (!status.ok()) Fail(exchange, status);
-  return status;
 }
 
 void Engine::Fail(const std::shared_ptr<Exchange>& exchange, const Status& status) {

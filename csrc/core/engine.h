@@ -36,9 +36,9 @@ class Engine {
   Status Submit(const std::shared_ptr<Exchange>& exchange);
 
   // Submit in two parts, for what has to wait for its turn. An admitted exchange counts as in flight; it must be started, or failed, which
-  // ends it. A failure to start ends it too, and is returned.
+  // ends it. A failure to start ends it too.
   Status Admit(const std::shared_ptr<Exchange>& exchange);
-  Status Start(const std::shared_ptr<Exchange>& exchange);
+  void Start(const std::shared_ptr<Exchange>& exchange);
   void Fail(const std::shared_ptr<Exchange>& exchange, const Status& status);
 
   // For Exchange::Begin and Advance: counts one more outstanding collective and returns its completion. A completion that

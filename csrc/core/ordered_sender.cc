@@ -17,15 +17,15 @@ void OrderedSender::Attach() {
   }
 }
 
-Status OrderedSender::Ready(size_t position) {
+void OrderedSender::Ready(size_t position) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     entries_[position].ready = true;
   }
-  return Start();
+  Start();
 }
 
-Status OrderedSender::Start() {
+void OrderedSender::Start() {
   while (true) {
     std::shared_ptr<Exchange> next;
     bool failed = false;
@@ -37,11 +37,11 @@ Status OrderedSender::Start() {
           if (std::exchange(entry.ready, false)) next = entry.item.exchange;
           if (next) break;
         }
-        if (!next) return Status::OK();
+        if (!next) return;
       } else {
-        if (next_ == entries_.size() || !entries_[next_].ready) return Status::OK();
+        if (next_ == entries_.size() || !entries_[next_].ready) return;
         const double bytes = entries_[next_].item.bytes;
-        if (in_flight_ > 0 && in_flight_ + bytes > credit_bytes_) return Status::OK();
+        if (in_flight_ > 0 && in_flight_ + bytes > credit_bytes_) return;
         entries_[next_].ready = false;
         in_flight_ += bytes;
         next = entries_[next_++].item.exchange;
@@ -51,8 +51,7 @@ Status OrderedSender::Start() {
       engine_->Fail(next, Status::Aborted("not sent, because what was to be sent before it failed"));
       continue;
     }
-    Status status = engine_->Start(next);
-    if (!status.ok()) return status;
+    engine_->Start(next);
   }
 }
 

@@ -24,8 +24,8 @@ class OrderedSender : public std::enable_shared_from_this<OrderedSender> {
   // To be called once before use, after make_shared: the exchanges report their end here. They may be used by one sender only.
   void Attach();
 
-  // The exchange at `position`, admitted to the engine, may start when all before it have.
-  Status Ready(size_t position);
+  // The exchange at `position`, admitted to the engine, may start when all before it have. If it then fails, it ends so, and all behind it.
+  void Ready(size_t position);
   // A new step: all exchanges have ended.
   void Reset();
 
@@ -35,7 +35,7 @@ class OrderedSender : public std::enable_shared_from_this<OrderedSender> {
     bool ready = false;
   };
 
-  Status Start();
+  void Start();
   void OnEnd(size_t position, bool ok);
 
   Engine* const engine_;

@@ -27,7 +27,7 @@ struct Case {
     settings.size = 4;
     settings.policy = Policy::kAllreduce;
     for (int64_t i = 40; i >= 0; --i) {
-      profile.tensors.push_back(Gradient("p" + std::to_string(i), i == 40 ? 4 << 20 : 1000, i, 0.001 * static_cast<double>(i)));
+      profile.tensors.push_back(Gradient("p" + std::to_string(i), i == 40 ? 4 << 20 : 1000, i, 0.0001 * static_cast<double>(i)));
     }
     profile.compute_seconds = 0.05;
     may_share.assign(profile.tensors.size(), true);

@@ -13,7 +13,8 @@ GradPool::GradPool(std::string name, std::vector<at::Tensor> params, at::ScalarT
     : name_(std::move(name)), wire_type_(wire_type) {
   for (at::Tensor& param : params) {
     Member member;
-    member.strides = param.is_non_overlapping_and_dense() ? param.strides().vec() : c10::contiguous_strides(param.sizes());
+    const c10::DimVector contiguous = c10::contiguous_strides(param.sizes());
+    member.strides = (param.is_non_overlapping_and_dense() ? param.strides() : at::IntArrayRef(contiguous)).vec();
     member.offset = elements_;
     elements_ += param.numel();
     member.param = std::move(param);

@@ -329,8 +329,8 @@ std::vector<int> Session::Flush() {
       p.counter.MarkSent();
     } else if (p.group >= 0) {
       SendGroupIfReady(groups_[p.group], /*complete=*/true);
-    } else if (Slice* slice = SharedSliceOf(p)) {
-      CompleteSlice(*slice);
+    } else if (SharedSliceOf(p) != nullptr) {
+      CompleteSlice(slices_[p.slice]);
     } else {
       SendByPlan(p);
     }

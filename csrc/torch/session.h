@@ -189,7 +189,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void MakeSlices();
   void AddPart(const DenseSlice& slice);
   void SendByPlan(Parameter& parameter);
-  Slice* SharedSliceOf(const Parameter& parameter);
+  const Slice* SharedSliceOf(const Parameter& parameter) const;
   Reduction ReductionOf(const Parameter& parameter) const;
   GradPool& PoolOf(Slice& slice);
   void SendSlice(Slice& slice);

@@ -14,6 +14,8 @@ namespace {
 
 // Of parts, with method kPriority: one may wait behind the one that travels.
 constexpr double kCreditInThetas = 2;
+// Of KeptFromFusion, for gradients that travel alone; slices are numbered from 0.
+constexpr int kFirstNumberAlone = 1 << 16;
 
 }  // namespace
 
@@ -62,7 +64,7 @@ void Session::MakeSlices() {
       continue;
     }
     const int number = static_cast<int>(slices_.size());
-    slices_.push_back({slice.tensors});
+    slices_.push_back({slice.tensors, nullptr, nullptr});
     for (size_t slot = 0; slot < slice.tensors.size(); ++slot) {
       Parameter& p = parameters_[slice.tensors[slot]];
       p.slice = number;
@@ -94,20 +96,24 @@ void Session::AddPart(const DenseSlice& slice) {
 void Session::SendByPlan(Parameter& p) {
   if (!p.parts.empty()) {
     SendParts(p);
-  } else if (Slice* slice = SharedSliceOf(p)) {
-    ThrowIfError(PoolOf(*slice).Fill(static_cast<size_t>(p.slot)));
-    if (slice->pool->full()) SendSlice(*slice);
+  } else if (SharedSliceOf(p) != nullptr) {
+    Slice& slice = slices_[p.slice];
+    ThrowIfError(PoolOf(slice).Fill(static_cast<size_t>(p.slot)));
+    if (slice.pool->full()) SendSlice(slice);
   } else {
     SendDense(p);
   }
 }
 
-Session::Slice* Session::SharedSliceOf(const Parameter& p) {
+const Session::Slice* Session::SharedSliceOf(const Parameter& p) const {
   return p.slice >= 0 && slices_[p.slice].members.size() > 1 ? &slices_[p.slice] : nullptr;
 }
 
+// Also before there is a plan: what Horovod fuses depends on when it looks, and with it the order of sums and their last bits.
 Reduction Session::ReductionOf(const Parameter& p) const {
-  return p.slice < 0 ? options_.reduction : KeptFromFusion(options_.reduction, ToDType(DenseWireType(p)), p.slice);
+  if (options_.dense.method == DenseMethod::kHorovod) return options_.reduction;
+  const int number = SharedSliceOf(p) != nullptr ? p.slice : kFirstNumberAlone + static_cast<int>(&p - parameters_.data());
+  return KeptFromFusion(options_.reduction, ToDType(DenseWireType(p)), number);
 }
 
 GradPool& Session::PoolOf(Slice& slice) {
@@ -145,7 +151,7 @@ void Session::SendParts(Parameter& p) {
     const auto& exchange = parts_[position].exchange;
     ThrowIfFailed(engine_->Admit(exchange));
     in_flight_.push_back(exchange);
-    ThrowIfFailed(sender_->Ready(static_cast<size_t>(position)));
+    sender_->Ready(static_cast<size_t>(position));
   }
   p.counter.MarkSent();
 }

@@ -144,7 +144,7 @@ class Run3:
                                                   policy=policy, schemes=schemes, **arguments(self.model, wrap))
         self.horovod_model = self.horovod_optimizer = None
         if horovod:
-            wrap = {key: value for key, value in wrap.items() if key not in ("network", "memory_limit")}  # ours alone
+            wrap = {key: value for key, value in wrap.items() if key not in ("network", "memory_limit", "dense")}  # ours alone
             self.horovod_model = make(dtype)
             self.horovod_optimizer = rank.horovod.DistributedOptimizer(
                 optimizer(self.horovod_model.parameters()), named_parameters=names(self.horovod_model),
