@@ -240,7 +240,7 @@ def measure(cell: Cell, args, links: Links) -> Dict[str, Any]:
 
     # Forced schemes need no network to learn from: their first steps, which are dense, go over fast links.
     links.set(cell.rate if cell.network_seconds("allreduce") < _SHORT_SECONDS else UNSHAPED)
-    forced = [systems.poseidon(systems.share_parameters(layer), scheme, name=scheme) for scheme in SCHEMES]
+    forced = [systems.poseidon(systems.share_parameters(layer), scheme, name=scheme, dense="lazy") for scheme in SCHEMES]
     for system in forced:
         systems.warm_up(system, loss_of)
     links.set(cell.rate)

@@ -24,7 +24,7 @@ BUILDERS: Dict[str, Callable[[torch.nn.Module], "System"]] = {}
 PHASES = ("forward", "backward", "synchronize", "update")
 STAGES = ("pack", "queue", "wire", "handoff", "rebuild", "waited")
 
-MOST_WARMUP_STEPS = 8  # of a system whose plan follows from measurements
+MOST_WARMUP_STEPS = 16  # of a system whose plan follows from measurements
 _MEASURING_METHODS = ("auto", "merged")  # whose slices follow from measurements
 
 _process_group_file: Optional[str] = None
@@ -112,8 +112,8 @@ def plan_of(system: System) -> Optional[Dict[str, Any]]:
 def warm_up(system: System, loss_of: Callable[[Callable], torch.Tensor]) -> int:
     """Steps until every later one does the same.
 
-    A plan that follows from measurements is made again once some steps have been timed; only after that, and a step under it, is the
-    system warm. If that does not happen ``MOST_WARMUP_STEPS`` must do. Later revisions fall into what is timed, as in training.
+    A plan that follows from measurements is made again once some steps have been timed, and again to compare what came of that; only
+    after that, and a step under it, is the system warm. If that does not happen ``MOST_WARMUP_STEPS`` must do. Later revisions fall into what is timed, as in training.
 
     Returns:
         How many steps that took, the same on every rank.
@@ -126,8 +126,9 @@ def warm_up(system: System, loss_of: Callable[[Callable], torch.Tensor]) -> int:
 
 
 def _settled(made_at: Sequence[Optional[int]]) -> bool:
-    """Whether the last step ran under a plan that was made after the one or two steps that only observe."""
-    return len(made_at) > 1 and made_at[-1] is not None and made_at[-1] == made_at[-2] and made_at[-1] > 1
+    """Whether the last step ran under a plan that follows steps timed under plans of its own, the second that does."""
+    plans = list(dict.fromkeys(step for step in made_at if step is not None))
+    return len(plans) > 2 and made_at[-1] == made_at[-2]
 
 
 @dataclasses.dataclass
@@ -294,7 +295,7 @@ def poseidon(model: torch.nn.Module, policy: str, *, name: Optional[str] = None,
         dense: of ``DistributedOptimizer``, how what is allreduced travels.
     """
     optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters(), policy=policy, schemes=schemes, dense=dense)
-    measures = policy == "time" or dense in _MEASURING_METHODS
+    measures = policy == "time" or (dense or ("auto" if policy == "allreduce" else "lazy")) in _MEASURING_METHODS
     return System(name or f"poseidon-{policy}", model, model, optimizer, measures=measures)
 
 

@@ -96,9 +96,9 @@ def test_predictions_are_those_of_plans_that_have_one():
 
 def test_warm_up_ends_with_a_plan_that_was_made_from_measurements():
     assert systems.warm_up(with_plans(1), None) == 2
-    assert systems.warm_up(with_plans(0, 0, 0, 3, measures=True), None) == 5
-    assert systems.warm_up(with_plans(None, None, None, None, 4, measures=True), None) == 6
-    for restless in (range(1, 20), [0], [None]):
+    assert systems.warm_up(with_plans(0, 0, 0, 3, 3, 3, 3, 7, measures=True), None) == 9
+    assert systems.warm_up(with_plans(None, None, 2, 4, 6, measures=True), None) == 6
+    for restless in (range(1, 20), [0], [None], [0, 0, 3]):
         assert systems.warm_up(with_plans(*restless, measures=True), None) == systems.MOST_WARMUP_STEPS
 
 

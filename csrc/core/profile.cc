@@ -10,7 +10,7 @@
 namespace poseidon {
 namespace {
 
-constexpr uint32_t kMagic = 0x34465250;  // "PRF4"; the digit changes with the format
+constexpr uint32_t kMagic = 0x35465250;  // "PRF5"; the digit changes with the format
 // Larger counts can only be corruption; the bound keeps sums over ranks from overflowing.
 constexpr int64_t kMaxCount = int64_t{1} << 48;
 constexpr size_t kMinTensorBytes = 60;  // name, shape and reason empty
@@ -146,6 +146,7 @@ std::vector<uint8_t> EncodeProfile(const RankProfile& profile) {
   writer.WriteString(profile.settings_text);
   writer.WriteDouble(profile.compute_seconds);
   writer.WriteDouble(profile.step_seconds);
+  writer.WriteDouble(profile.first_step_seconds);
   writer.WriteU32(static_cast<uint32_t>(profile.tensors.size()));
   for (const TensorProfile& tensor : profile.tensors) {
     writer.WriteString(tensor.name);
@@ -175,6 +176,7 @@ Status DecodeProfile(const void* data, size_t size, RankProfile* out) {
   out->settings_text = reader.ReadString();
   out->compute_seconds = reader.ReadDouble();
   out->step_seconds = reader.ReadDouble();
+  out->first_step_seconds = reader.ReadDouble();
   out->tensors.clear();
   const uint32_t count = reader.ReadCount(kMinTensorBytes);
   for (uint32_t i = 0; i < count && reader.ok(); ++i) {
@@ -208,7 +210,7 @@ Status DecodeProfile(const void* data, size_t size, RankProfile* out) {
 
 Status MergeProfiles(const std::vector<RankProfile>& by_rank, MergedProfile* out) {
   out->tensors.clear();
-  out->compute_seconds = out->step_seconds = 0;
+  out->compute_seconds = out->step_seconds = out->first_step_seconds = 0;
   if (by_rank.empty()) return Status::Internal("no profiles to merge");
   for (size_t rank = 1; rank < by_rank.size(); ++rank) {
     if (Status status = CompareSettings(by_rank[0], by_rank[rank], rank); !status.ok()) return status;
@@ -217,6 +219,7 @@ Status MergeProfiles(const std::vector<RankProfile>& by_rank, MergedProfile* out
   for (const RankProfile& profile : by_rank) {
     out->compute_seconds = std::max(out->compute_seconds, profile.compute_seconds);
     out->step_seconds = std::max(out->step_seconds, profile.step_seconds);
+    out->first_step_seconds = std::max(out->first_step_seconds, profile.first_step_seconds);
   }
   for (size_t i = 0; i < by_rank[0].tensors.size(); ++i) out->tensors.push_back(MergeTensor(by_rank, i));
   return Status::OK();

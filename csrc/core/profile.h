@@ -37,6 +37,7 @@ struct RankProfile {
   std::string settings_text;   // one "key=value" per line; quoted in the error when ranks differ
   double compute_seconds = 0;  // from the step's beginning to synchronize(), as if everything were dense
   double step_seconds = 0;     // to the end of synchronize(), under the plan in force; 0: not known
+  double first_step_seconds = 0;  // of step 0, in which everything is dense, without what was measured in it; 0: not known
   std::vector<TensorProfile> tensors;
 };
 
@@ -58,6 +59,7 @@ struct MergedProfile {
   std::vector<MergedTensor> tensors;  // in the order of every rank's RankProfile::tensors
   double compute_seconds = 0;         // of the slowest rank
   double step_seconds = 0;            // of the slowest rank
+  double first_step_seconds = 0;      // of the slowest rank
 };
 
 // Elements of a tensor of this shape; INT64_MAX if that does not fit.

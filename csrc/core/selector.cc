@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
+#include <limits>
 #include <unordered_map>
 
 #include "core/cost_model.h"
@@ -219,7 +220,8 @@ void DecideByTime(const MergedProfile& profile, const std::vector<SchemeOverride
   };
   free_biases(&current);
   for (TriedChoice& each : tried) free_biases(&each.schemes);
-  const TimeChoice choice = ChooseByTime(model, alternative, forced, inputs.settings, current, tried);
+  const TimeChoice choice = ChooseByTime(model, alternative, forced, inputs.settings, current, tried,
+                                         profile.first_step_seconds > 0 ? profile.first_step_seconds : std::numeric_limits<double>::infinity());
   for (size_t i = 0; i < decisions->size(); ++i) {
     if (forced[i] || alternative[i] == Scheme::kAllreduce) continue;
     TensorDecision& decision = (*decisions)[i];

@@ -146,8 +146,9 @@ class Verdict {
         std::min_element(tried_.begin(), tried_.end(), [](const TriedChoice* a, const TriedChoice* b) { return a->seconds < b->seconds; });
     return it == tried_.end() ? nullptr : *it;
   }
-  bool WorthTrying(const std::vector<Scheme>& schemes, double least_gain) const {
-    return Tried(schemes) == nullptr && SimulateStep(model_, schemes).step < Fastest()->seconds - least_gain;
+  bool WorthTrying(const std::vector<Scheme>& schemes, double least_gain,
+                   double at_most = std::numeric_limits<double>::infinity()) const {
+    return Tried(schemes) == nullptr && std::min(at_most, SimulateStep(model_, schemes).step) < Fastest()->seconds - least_gain;
   }
 
  private:
@@ -159,7 +160,7 @@ class Verdict {
 
 TimeChoice ChooseByTime(const StepModel& model, const std::vector<Scheme>& alternative, const std::vector<bool>& forced,
                         const TimeChoiceSettings& settings, const std::vector<Scheme>& current,
-                        const std::vector<TriedChoice>& tried) {
+                        const std::vector<TriedChoice>& tried, double dense_at_most) {
   Search search(model, alternative, forced, settings);
   TimeChoice choice;
   choice.over_memory = search.over_memory;
@@ -194,7 +195,8 @@ TimeChoice ChooseByTime(const StepModel& model, const std::vector<Scheme>& alter
   const Verdict verdict(model, search, tried);
   if (const TriedChoice* fastest = verdict.Fastest()) {
     const bool untried = verdict.WorthTrying(choice.schemes, least);
-    if (!untried) choice.schemes = verdict.WorthTrying(search.dense(), least) ? search.dense() : fastest->schemes;
+    const bool try_dense = verdict.WorthTrying(search.dense(), least, dense_at_most);
+    if (!untried) choice.schemes = try_dense ? search.dense() : fastest->schemes;
   }
   choice.chosen = SimulateStep(model, choice.schemes);
   return choice;

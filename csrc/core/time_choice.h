@@ -1,6 +1,7 @@
 // The choice that makes the predicted step shortest. Pure function, any thread.
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "core/step_model.h"
@@ -37,8 +38,10 @@ struct TimeChoice {
 // Measurement overrules prediction: of the choices that have been tried the fastest is kept, unless the search's result, or
 // all-allreduce, has not been tried and is predicted to beat even that by the margin; then it is the next to be tried. So the number of
 // wrong steps that a wrong prediction costs is bounded, and what stays in force is not slower than all-allreduce where that came near.
+// dense_at_most: what a step with everything allreduced took at most, if that is known.
 TimeChoice ChooseByTime(const StepModel& model, const std::vector<Scheme>& alternative, const std::vector<bool>& forced,
                         const TimeChoiceSettings& settings, const std::vector<Scheme>& current = {},
-                        const std::vector<TriedChoice>& tried = {});
+                        const std::vector<TriedChoice>& tried = {},
+                        double dense_at_most = std::numeric_limits<double>::infinity());
 
 }  // namespace poseidon

@@ -18,7 +18,7 @@ TensorProfile Linear(const std::string& name, int64_t rows) {
   return tensor;
 }
 
-RankProfile Rank(std::vector<TensorProfile> tensors) { return {7, "policy=bytes\ncompression=none", 1.5, 2.5, std::move(tensors)}; }
+RankProfile Rank(std::vector<TensorProfile> tensors) { return {7, "policy=bytes\ncompression=none", 1.5, 2.5, 3.5, std::move(tensors)}; }
 
 MergedTensor MergeOne(const std::vector<TensorProfile>& by_rank) {
   std::vector<RankProfile> ranks;

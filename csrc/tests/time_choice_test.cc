@@ -164,6 +164,14 @@ TEST(FactorsThatDisappointGiveWayToAllreduce) {
   POSEIDON_CHECK_EQ(ChooseTried(model, {kS}, {{{kS}, 11.1}}), std::vector<Scheme>{kS});  // too small a gain to try
 }
 
+TEST(AFirstStepThatWasFasterSpeaksForAllreduce) {
+  StepModel model = OneLayer(8);
+  model.allreduce.beta = 4;  // mistaken: 41
+  POSEIDON_CHECK_EQ(ChooseByTime(model, {kS}, {false}, {}, {kS}, {{{kS}, 12}}, 11).schemes, std::vector<Scheme>{kA});
+  POSEIDON_CHECK_EQ(ChooseByTime(model, {kS}, {false}, {}, {kS}, {{{kS}, 12}}, 13).schemes, std::vector<Scheme>{kS});
+  POSEIDON_CHECK_EQ(ChooseByTime(model, {kS}, {false}, {}, {kS}, {{{kS}, 12}, {{kA}, 14}}, 11).schemes, std::vector<Scheme>{kS});
+}
+
 TEST(WhatWasTriedUnderAnotherLimitDoesNotCount) {
   TimeChoiceSettings settings;
   settings.gather_memory_bytes = 4;

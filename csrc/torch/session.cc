@@ -303,6 +303,7 @@ bool Session::SendFactors(Factored& factored) {
 std::vector<int> Session::Flush() {
   std::unique_lock<std::mutex> lock(mutex_);
   Attach();
+  flushed_ = Clock::now();
   RecordTimeline();
   WaitForWhoIsHere();
   if (PlanIsDue() && !PutOffWhileRanksAreMissing()) {

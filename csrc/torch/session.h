@@ -276,6 +276,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   Clock::time_point finished_ = Clock::now();  // the last synchronize()
   double update_seconds_ = 0;                  // of the last optimizer step
   std::vector<double> compute_history_;        // as ready_history, for the whole step
+  double first_step_seconds_ = 0;              // of step 0, without the agreement at its end
+  Clock::time_point flushed_;                  // the last synchronize() began
   std::vector<double> step_history_;           // of the last steps under the plan in force, synchronize() included
   NetworkModel network_;
   ComputeCalibration calibration_;

@@ -18,7 +18,7 @@ namespace {
 // A plan is looked at again after steps that ran under it, then ever more seldom.
 constexpr int64_t kFirstRevision = 3;
 constexpr int64_t kMostStepsBetweenPlans = 64;
-constexpr int64_t kStepsOfTrial = 6;  // after which a choice that took another's place is compared with it
+constexpr int64_t kStepsOfTrial = 4;  // after which a choice that took another's place is compared with it
 // Rows beyond this factor of what the plan expects, for so many steps in a row, bring the next plan forward. A short last batch
 // of an epoch does not.
 constexpr double kRowsFactor = 2;
@@ -98,7 +98,10 @@ RankProfile Session::LocalProfile() const {
   profile.settings_text = options_.settings;
   profile.settings_hash = HashBytes(options_.settings.data(), options_.settings.size());
   profile.compute_seconds = Median(compute_history_);
-  if (!options_.network.known()) profile.step_seconds = Median(step_history_);  // a given network is taken at its word
+  if (!options_.network.known()) {  // a given network is taken at its word
+    profile.step_seconds = Median(step_history_);
+    profile.first_step_seconds = first_step_seconds_;
+  }
   for (const Parameter& p : parameters_) {
     TensorProfile tensor;
     tensor.name = p.name;

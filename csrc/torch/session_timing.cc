@@ -72,7 +72,17 @@ void Session::RecordTimeline() {
 
 // The end of synchronize().
 void Session::RecordStep() {
-  if (GoesByTime() && planned_ && !SomeRankIsMissing()) Push(SinceStepBegan(), &step_history_, kObservedSteps);
+  if (!GoesByTime() || SomeRankIsMissing()) return;
+  if (planned_) {
+    Push(SinceStepBegan(), &step_history_, kObservedSteps);
+    return;
+  }
+  // In step 0 ranks have agreed on the plan meanwhile. What was sent before that had its turn before.
+  Clock::time_point end = flushed_;
+  for (const auto& exchange : in_flight_) {
+    if (exchange->times().enqueued <= flushed_) end = std::max(end, exchange->times().done);
+  }
+  first_step_seconds_ = SecondsBetween(step_began_, end);
 }
 
 }  // namespace poseidon
