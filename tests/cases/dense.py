@@ -373,3 +373,63 @@ def two_optimizers_and_a_process_set(rank):
             optimizer.step()
     rank.assert_same_everywhere([*first.parameters(), *second.parameters()], "parameters")
     assert set(schemes_of(optimizers[0]).values()) == {"allreduce"}
+
+
+def clipped(rank, dense, thetas=(None,)):
+    """Parameters after two clipped steps under each theta, which wraps the optimizer again; every gradient is checked on the way."""
+    torch.manual_seed(7)
+    model = mlp()
+    for i, theta in enumerate(thetas):
+        optimizer = wrap(model, dense=dense if theta is None else f"{dense}:{theta}", network=NETWORK)
+        for index in range(4 * i, 4 * i + 4):
+            optimizer.zero_grad(set_to_none=index % 2 == 0)
+            loss = loss_of(model(rank.random(index, 6, 12).float()))
+            local = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+            loss.backward()
+            before = optimizer.stats()["schemes"]["allreduce"]["collectives"]
+            optimizer.synchronize()
+            for p, grad in zip(model.parameters(), local):
+                assert relative_error(p.grad, rank.reduce(grad.double())) < 1e-6
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            sent = optimizer.stats()["schemes"]["allreduce"]["collectives"]
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            assert optimizer.stats()["schemes"]["allreduce"]["collectives"] == sent >= before  # nothing is reduced twice
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+@case(seconds=120)
+def clipping_does_not_depend_on_the_layout(rank):
+    """cases.md 30 and 68: the norm is that of all gradients, whatever messages they came in."""
+    results = {method: clipped(rank, method) for method in METHODS}
+    for method, result in results.items():
+        assert relative_error(result, results["horovod"].double()) < 1e-6, method
+
+
+@case(seconds=120)
+def thresholds_that_change(rank):
+    """cases.md 45: buffers of other sizes again and again over the same gradients."""
+    thetas = (1000, 1, 1 << 20, 300, 5000, 64)
+    assert relative_error(clipped(rank, "lazy", thetas), clipped(rank, "horovod", [None] * len(thetas)).double()) < 1e-6
+
+
+class Skips(torch.nn.Module):
+    """Layers that are used in another order than they are declared in; with ``turned`` in the opposite one."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.first, self.middle, self.skip = Linear(8, 3), Linear(12, 8), Linear(8, 8), Linear(12, 8)
+
+    def forward(self, x, turned=False):
+        branches = (lambda: self.middle(torch.relu(self.first(x))), lambda: self.skip(x))
+        outputs = [branch() for branch in (reversed(branches) if turned else branches)]
+        return self.last(torch.tanh(sum(outputs)))
+
+
+@case(seconds=120)
+def backward_orders_of_all_kinds(rank):
+    """cases.md 36 and 69: not the order of the parameters, and another one on each rank and in each step."""
+    for method in METHODS:
+        dense_check(rank, Skips, train(6, 12), dense=method, network=NETWORK)
+        dense_check(rank, Skips, lambda m, t: loss_of(m(t.x(6, 12), turned=(rank.rank + t.index) % 2 == 1)).backward(), dense=method,
+                    network=NETWORK, steps=5)
