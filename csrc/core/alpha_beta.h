@@ -27,7 +27,7 @@ struct AlphaBetaFit {
 };
 
 // The rank that enqueued last waited for nobody, so the smallest duration is the transfer's and the rest of the largest is skew:
-// a late rank does not pass as a slow network. Per size the median of its trials counts; the line is fitted to relative errors
+// a late rank does not pass as a slow network. Per size the lower quartile of its trials counts; the line is fitted to relative errors
 // (weights 1/seconds^2), since sizes span orders of magnitude. Trials without ranks are ignored.
 AlphaBetaFit FitAlphaBeta(const std::vector<Trial>& trials);
 

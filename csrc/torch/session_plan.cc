@@ -7,6 +7,7 @@
 #include "core/byte_io.h"
 #include "core/cost_model.h"
 #include "core/gather_bytes.h"
+#include "core/median.h"
 #include "torch/dtypes.h"
 #include "torch/session.h"
 #include "torch/status_error.h"
@@ -23,12 +24,6 @@ constexpr int64_t kStepsOfTrial = 4;  // after which a choice that took another'
 // of an epoch does not.
 constexpr double kRowsFactor = 2;
 constexpr int kStepsOfOtherRows = 4;
-
-double Median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // To three significant bits.
 int64_t RoundUp(int64_t rows) {
