@@ -329,7 +329,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         change(hook)
         if hook.before is not None:
             # Before the first step under its old number: ranks that register differently must meet, or they could not find that out.
-            unused = self._session is not None and self._session.stats()["steps"] == 0
+            # A plan is there on all ranks or on none; of steps a rank that joined early has done fewer.
+            unused = self._session is not None and self._session.plan() is None
             self._open_session(tag=self._tag if unused else None)
 
     def weigh(self, loss: torch.Tensor, samples: Union[int, float]) -> torch.Tensor:
@@ -386,7 +387,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             ``predicted_step_seconds``, ``exposed_seconds`` (of it, communication that backward does not hide) and
             ``predicted_dense_step_seconds``, with everything allreduced; otherwise None. ``dense``: the ``method`` that puts allreduced
             gradients together and its ``slices``, lists of the names that travel in one message, in the order of sending; a name that
-            is in several of them travels in parts, one in none is left to Horovod's fusion.
+            is in several of them travels in parts, one in none by itself.
         """
         plan = self._session.plan() if self._session is not None else None
         if plan is None:

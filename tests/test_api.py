@@ -299,6 +299,8 @@ def test_memory_limit_in_bytes_and_megabytes(monkeypatch):
 
 
 def test_dense_from_every_source(monkeypatch):
+    from poseidon_hvd.config import Config
+
     monkeypatch.delenv("POSEIDON_DENSE", raising=False)
     assert Config.resolve("time", None).dense == "auto" == Config.resolve("allreduce", None).dense
     assert Config.resolve("bytes", None).dense == "lazy" == Config.resolve("sfb", None).dense  # these measure nothing

@@ -79,7 +79,7 @@ std::vector<DenseSlice> ChooseLayout(const MergedProfile& profile, const std::ve
       if (kept - best < inputs->settings.margin * kept) chosen = inputs->slices;
     }
   }
-  if (prediction != nullptr && prediction->known) {
+  if (prediction != nullptr && prediction->known && dense.method != DenseMethod::kHorovod) {
     const double unexplained = prediction->chosen.step - prediction->simulated_step;
     prediction->chosen = estimate(chosen);
     prediction->simulated_step = prediction->chosen.step;

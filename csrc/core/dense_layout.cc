@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <limits>
 #include <map>
+#include <utility>
 
 namespace poseidon {
 
@@ -12,6 +13,8 @@ namespace {
 
 constexpr DenseMethod kMethods[] = {DenseMethod::kAuto,   DenseMethod::kHorovod,  DenseMethod::kBsp, DenseMethod::kWfbp,
                                     DenseMethod::kMerged, DenseMethod::kPriority, DenseMethod::kLazy};
+// That share a message. One collective takes 2^31 elements.
+constexpr double kMostBytes = 1 << 30;
 // Thetas from which kAuto chooses.
 constexpr double kFirstTheta = 64 << 10;
 constexpr double kLastTheta = 64 << 20;
@@ -76,6 +79,10 @@ std::vector<DenseSlice> LayOutLazily(const std::vector<DenseTensor>& tensors, do
         slices.push_back({{tensors[i].index}});
         continue;
       }
+      if (bytes > 0 && bytes + tensors[i].bytes > kMostBytes) {
+        slices.push_back(std::exchange(open, {}));
+        bytes = 0;
+      }
       open.tensors.push_back(tensors[i].index);
       bytes += tensors[i].bytes;
       if (bytes < theta) continue;
@@ -99,7 +106,8 @@ std::vector<DenseSlice> LayOutMerged(const std::vector<DenseTensor>& tensors, co
       open.tensors.push_back(tensor.index);
       bytes += tensor.bytes;
       const double start = std::max(channel_free, tensor.ready);
-      if (at + 1 < members.size() && tensors[members[at + 1]].ready - start < allreduce.alpha) continue;
+      const DenseTensor* next = at + 1 < members.size() ? &tensors[members[at + 1]] : nullptr;
+      if (next != nullptr && next->ready - start < allreduce.alpha && bytes + next->bytes <= kMostBytes) continue;
       channel_free = start + allreduce.Seconds(bytes);
       slices.push_back(std::move(open));
       open = {};

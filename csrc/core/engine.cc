@@ -148,6 +148,7 @@ void Engine::Finish(Exchange& exchange, Status status) {
   const bool ok = status.ok();
   exchange.times_.done = Clock::now();
   exchange.status_ = Named(status, exchange);
+  if (exchange.on_end_) exchange.on_end_(ok);
   bool wake;
   {
     // Under the mutex, or a waiter could test the state, miss this change and sleep through the notification.
@@ -156,7 +157,6 @@ void Engine::Finish(Exchange& exchange, Status status) {
     wake = waiters_ > 0;
   }
   if (wake) finished_.notify_all();
-  if (exchange.on_end_) exchange.on_end_(ok);
 }
 
 void Engine::Run() {

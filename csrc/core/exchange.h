@@ -33,8 +33,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   // Acquire: kDone means that results and times are visible to the reader.
   State state() const { return state_.load(std::memory_order_acquire); }
 
-  // Called whenever the exchange has ended, on the thread that ended it, which may hold the transport's locks unless all went well. Set
-  // while it is idle.
+  // Called whenever the exchange has ended, just before that becomes visible, on the thread that ended it, which may hold the transport's
+  // locks unless all went well. Set while it is idle.
   void set_on_end(std::function<void(bool ok)> on_end) { on_end_ = std::move(on_end); }
 
   // Valid in kDone and kFailed.

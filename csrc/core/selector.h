@@ -51,7 +51,7 @@ struct TimeInputs {
 struct StepPrediction {
   bool known = false;
   StepEstimate chosen;
-  StepEstimate dense;  // everything allreduced that may be: plain Horovod
+  StepEstimate dense;  // everything allreduced that may be
   NetworkLoad load;    // that the network was taken to be under
   double simulated_step = 0;  // chosen.step without what the model does not explain
 };

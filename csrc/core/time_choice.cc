@@ -146,9 +146,13 @@ class Verdict {
         std::min_element(tried_.begin(), tried_.end(), [](const TriedChoice* a, const TriedChoice* b) { return a->seconds < b->seconds; });
     return it == tried_.end() ? nullptr : *it;
   }
-  bool WorthTrying(const std::vector<Scheme>& schemes, double least_gain,
+  // Not tried, and predicted to beat the fastest. `expected`: what the model did not explain of the fastest is expected again.
+  bool WorthTrying(const std::vector<Scheme>& schemes, double least_gain, bool expected,
                    double at_most = std::numeric_limits<double>::infinity()) const {
-    return Tried(schemes) == nullptr && std::min(at_most, SimulateStep(model_, schemes).step) < Fastest()->seconds - least_gain;
+    if (Tried(schemes) != nullptr) return false;
+    const TriedChoice& fastest = *Fastest();
+    const double unexplained = expected ? std::max(0.0, fastest.seconds - SimulateStep(model_, fastest.schemes).step) : 0;
+    return std::min(at_most, SimulateStep(model_, schemes).step + unexplained) < fastest.seconds - least_gain;
   }
 
  private:
@@ -194,9 +198,12 @@ TimeChoice ChooseByTime(const StepModel& model, const std::vector<Scheme>& alter
 
   const Verdict verdict(model, search, tried);
   if (const TriedChoice* fastest = verdict.Fastest()) {
-    const bool untried = verdict.WorthTrying(choice.schemes, least);
-    const bool try_dense = verdict.WorthTrying(search.dense(), least, dense_at_most);
-    if (!untried) choice.schemes = try_dense ? search.dense() : fastest->schemes;
+    const TriedChoice* in_force = verdict.Tried(current);
+    if (in_force != nullptr && in_force->seconds - fastest->seconds < least) fastest = in_force;
+    // There are many choices that the search may come up with, and only one all-allreduce: that one gets the benefit of the doubt.
+    const bool try_found = verdict.WorthTrying(choice.schemes, least, /*expected=*/true);
+    const bool try_dense = !try_found && verdict.WorthTrying(search.dense(), least, /*expected=*/false, dense_at_most);
+    if (!try_found) choice.schemes = try_dense ? search.dense() : fastest->schemes;
   }
   choice.chosen = SimulateStep(model, choice.schemes);
   return choice;

@@ -42,6 +42,14 @@ TEST(NoMoreSlicesThanBytesOverThetaPlusOne) {
   }
 }
 
+TEST(NoMessageOfMoreThanAGibibyteFromSeveralTensors) {
+  const double gib = 1 << 30;
+  for (const auto& slices : {LayOutLazily(Tensors({gib / 2, gib / 2, gib / 4, 2 * gib, 1}), kInfinite),
+                             LayOutMerged(Tensors({gib / 2, gib / 2, gib / 4, 2 * gib, 1}), {100, 0})}) {
+    POSEIDON_CHECK_EQ(Members(slices), (Lists{{0, 1}, {2}, {3}, {4}}));
+  }
+}
+
 TEST(DtypesDoNotMix) {
   std::vector<DenseTensor> tensors = Tensors({1, 1, 1, 1});
   tensors[1].kind = tensors[3].kind = 1;

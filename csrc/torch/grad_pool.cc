@@ -26,6 +26,10 @@ bool GradPool::full() const {
   return std::all_of(members_.begin(), members_.end(), [](const Member& member) { return member.filled; });
 }
 
+bool GradPool::empty() const {
+  return std::none_of(members_.begin(), members_.end(), [](const Member& member) { return member.filled; });
+}
+
 at::Tensor GradPool::Slot(const Member& member) const {
   // Not a view in autograd's sense: whoever gets it may detach it, or write into it, as into any tensor.
   at::Tensor slot = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(buffer_.storage()), buffer_.key_set(), buffer_.dtype());
@@ -41,53 +45,62 @@ bool GradPool::LiesInSlot(const Member& member, const at::Tensor& grad) const {
 
 // Somebody has kept a gradient of an earlier step, which must not change now: the buffer is left to them.
 void GradPool::ReleaseBufferOfOthers() {
-  if (std::exchange(looked_at_, true)) return;
+  if (looked_at_) return;
   int64_t ours = 1;
   for (const Member& member : members_) {
     const at::Tensor& grad = member.param.grad();
     if (grad.defined() && LiesInSlot(member, grad)) ++ours;
   }
-  if (buffer_.defined() && static_cast<int64_t>(buffer_.storage().use_count()) <= ours) return;
-  buffer_ = at::empty({elements_}, members_.front().param.options().dtype(wire_type_).requires_grad(false));
+  if (!buffer_.defined() || static_cast<int64_t>(buffer_.storage().use_count()) > ours) {
+    buffer_ = at::empty({elements_}, members_.front().param.options().dtype(wire_type_).requires_grad(false));
+  }
+  looked_at_ = true;
 }
 
-Status GradPool::Fill(size_t index, bool visible) {
+Status GradPool::Fill(size_t index, bool visible, bool fresh) {
   return Catching("Cannot prepare the gradient of a parameter of " + name_ + " for sending", [&] {
     at::NoGradGuard no_grad;
     ReleaseBufferOfOthers();
     Member& member = members_[index];
-    member.filled = true;
     at::Tensor& grad = member.param.mutable_grad();
     if (!grad.defined()) {
-      at::Tensor slot = Slot(member);
-      slot.zero_();
-      if (!visible) return Status::OK();
-      if (wire_type_ == member.param.scalar_type()) {
-        grad = std::move(slot);
-      } else {
-        grad = at::zeros_like(member.param, member.param.options().requires_grad(false));
-        member.restore = grad;
-        restore_ = true;
-      }
-      return Status::OK();
+      FillWithZeros(member, visible);
+    } else if (!LiesInSlot(member, grad)) {
+      CopyIntoSlot(member, grad, fresh);
     }
-    if (LiesInSlot(member, grad)) return Status::OK();
-    at::Tensor slot = Slot(member);
-    const bool strided = grad.layout() == at::kStrided;
-    if (strided && grad.scalar_type() == wire_type_ && grad.strides() == slot.strides() && !grad.is_neg()) {
-      std::memcpy(slot.data_ptr(), grad.data_ptr(), grad.nbytes());
-    } else {
-      slot.copy_(strided ? grad : grad.to_dense());
-    }
-    copied_bytes_ += static_cast<int64_t>(slot.nbytes());
-    if (strided && grad.scalar_type() == wire_type_) {
-      grad = std::move(slot);
-    } else {
-      member.restore = grad;
-      restore_ = restore_ || strided;
-    }
+    member.filled = true;
     return Status::OK();
   });
+}
+
+void GradPool::FillWithZeros(Member& member, bool visible) {
+  at::Tensor slot = Slot(member);
+  slot.zero_();
+  if (!visible) return;
+  if (wire_type_ == member.param.scalar_type()) {
+    member.param.mutable_grad() = std::move(slot);
+  } else {
+    member.param.mutable_grad() = member.restore = at::zeros_like(member.param, member.param.options().requires_grad(false));
+    restore_ = true;
+  }
+}
+
+void GradPool::CopyIntoSlot(Member& member, at::Tensor& grad, bool fresh) {
+  const at::Tensor slot = Slot(member);
+  const bool strided = grad.layout() == at::kStrided;
+  const bool same = strided && grad.scalar_type() == wire_type_;
+  if (same && grad.strides() == slot.strides() && !grad.is_neg()) {
+    std::memcpy(slot.data_ptr(), grad.data_ptr(), grad.nbytes());
+  } else {
+    slot.copy_(strided ? grad : grad.to_dense());
+  }
+  copied_bytes_ += static_cast<int64_t>(slot.nbytes());
+  if (same && (fresh || grad.storage().use_count() == 1) && !grad.is_neg()) {
+    grad.set_(buffer_.storage(), member.offset, member.param.sizes(), member.strides);
+  } else {
+    member.restore = grad;
+    restore_ = restore_ || strided;
+  }
 }
 
 Status GradPool::PrepareWire(Buffer* wire) {

@@ -1,5 +1,5 @@
 // A buffer in which the gradients of several parameters lie side by side, so that one allreduce in place reduces them all. After a step the
-// parameters' .grad are tensors over its memory. Where .grad still is that in the next step (zero_grad(set_to_none=False)) backward adds up
+// parameters' .grad, the same tensors as before, lie in its memory. Where .grad still is that in the next step (zero_grad(set_to_none=False)) backward adds up
 // in the buffer itself and nothing is copied; a new .grad is copied into its slot as soon as it is complete.
 #pragma once
 
@@ -18,10 +18,13 @@ class GradPool final : public DenseSource {
   // wire_type: of the buffer. Where it is not a gradient's own type, .grad keeps its memory and the result is copied back.
   GradPool(std::string name, std::vector<at::Tensor> params, at::ScalarType wire_type);
 
-  // The member's gradient is complete. Without a gradient, zeros; `visible`: they become its .grad.
-  Status Fill(size_t member, bool visible = true);
+  // The member's gradient is complete. Without a gradient, zeros; `visible`: they become its .grad. fresh: .grad is a tensor that autograd
+  // has just made, in memory that nobody expects it to stay in.
+  Status Fill(size_t member, bool visible = true, bool fresh = false);
   bool filled(size_t member) const { return members_[member].filled; }
   bool full() const;
+  bool empty() const;
+  at::ScalarType wire_type() const { return wire_type_; }
   int64_t bytes() const { return elements_ * static_cast<int64_t>(c10::elementSize(wire_type_)); }
 
   // ---- DenseSource
@@ -42,12 +45,14 @@ class GradPool final : public DenseSource {
     std::vector<int64_t> strides;  // of the slot: the parameter's, as autograd gives gradients
     int64_t offset = 0;            // elements
     bool filled = false;
-    at::Tensor restore;  // .grad that cannot lie in the buffer
+    at::Tensor restore;  // .grad that cannot lie in the buffer, or whose memory others hold
   };
 
   bool LiesInSlot(const Member& member, const at::Tensor& grad) const;
   at::Tensor Slot(const Member& member) const;
   void ReleaseBufferOfOthers();
+  void FillWithZeros(Member& member, bool visible);
+  void CopyIntoSlot(Member& member, at::Tensor& grad, bool fresh);
 
   const std::string name_;
   const at::ScalarType wire_type_;

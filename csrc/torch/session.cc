@@ -24,8 +24,8 @@ constexpr char kTooManyPasses[] =
 class AccumulatorHook final : public ag::FunctionPostHook {
  public:
   AccumulatorHook(std::weak_ptr<Session> session, int index) : session_(std::move(session)), index_(index) {}
-  ag::variable_list operator()(const ag::variable_list& outputs, const ag::variable_list&) override {
-    if (auto session = session_.lock()) session->OnAccumulated(index_);
+  ag::variable_list operator()(const ag::variable_list& outputs, const ag::variable_list& inputs) override {
+    if (auto session = session_.lock()) session->OnAccumulated(index_, inputs.empty() ? at::Tensor() : inputs[0]);
     return outputs;
   }
   // Compiled autograd asks this before it traces. No `override`: the signature has changed between PyTorch's versions.
@@ -185,7 +185,7 @@ bool Session::NothingElseCanAdd(const Factored& factored) const {
          static_cast<int64_t>(bias.accumulator.use_count()) == 1 + layer.live_bias_edges;
 }
 
-void Session::OnAccumulated(int index) {
+void Session::OnAccumulated(int index, const at::Tensor& incoming) {
   std::unique_lock<std::mutex> lock(mutex_);
   Parameter& p = parameters_[index];
   const at::Tensor& grad = p.tensor.grad();
@@ -210,7 +210,8 @@ void Session::OnAccumulated(int index) {
   } else if (p.group >= 0) {
     SendGroupIfReady(groups_[p.group], /*complete=*/false);
   } else if (!p.sparse) {
-    SendByPlan(p);
+    const bool fresh = incoming.defined() && grad.defined() && !grad.is_sparse() && !incoming.is_sparse() && incoming.is_alias_of(grad);
+    SendByPlan(p, fresh);
   }
 }
 
@@ -245,8 +246,11 @@ void Session::Submit(const std::shared_ptr<Exchange>& exchange) {
 }
 
 void Session::SendDense(Parameter& p) {
-  if (!p.exchange || p.exchange->state() == Exchange::State::kInFlight) {
-    if (p.exchange) p.source = NewSource(p);  // left in flight by Reset: its buffers stay its own
+  const bool left_in_flight = p.exchange && p.exchange->state() == Exchange::State::kInFlight;
+  const at::ScalarType type = DenseWireType(p);  // the model may have been converted since
+  if (!p.exchange || left_in_flight || p.exchange_type != type) {
+    if (left_in_flight) p.source = NewSource(p);  // by Reset: its buffers stay its own
+    p.exchange_type = type;
     const std::string name = WireName("allreduce", p.name);
     p.exchange = std::make_shared<DenseExchange>(name, std::vector<DenseExchange::Member>{{name, p.source}}, ReductionOf(p),
                                                  options_.process_set, options_.size);
@@ -306,6 +310,10 @@ std::vector<int> Session::Flush() {
   flushed_ = Clock::now();
   RecordTimeline();
   WaitForWhoIsHere();
+  // Before the agreement, in which the others wait: a hook may fail, and synchronize() be called again.
+  for (Parameter& p : parameters_) {
+    if (p.hooked && p.active && !p.counter.sent()) RunHook(p, &lock);
+  }
   if (PlanIsDue() && !PutOffWhileRanksAreMissing()) {
     for (Parameter& p : parameters_) {
       if (p.counter.touched() && !p.counter.ready()) CheckProfile(p);
@@ -313,9 +321,6 @@ std::vector<int> Session::Flush() {
     const Status agreed = AgreeOnPlan();
     if (agreed.code() == StatusCode::kInvalidArgument) ThrowIfError(agreed);  // the same on all ranks
     ThrowIfFailed(agreed);
-  }
-  for (Parameter& p : parameters_) {
-    if (p.hooked && p.active && !p.counter.sent()) RunHook(p, &lock);
   }
   std::vector<int> sparse;
   for (size_t i = 0; i < parameters_.size(); ++i) {

@@ -103,8 +103,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   bool OnCaptured(LinearLayer& layer, const at::Tensor& x, const at::Tensor& d) override;
   bool OnCaptured(EmbeddingLayer& layer, const TableRows& rows) override;
 
-  // The hook on the gradient accumulator of parameter `index`.
-  void OnAccumulated(int index);
+  // The hook on the gradient accumulator of parameter `index`; incoming: the gradient that was added to .grad, or became it.
+  void OnAccumulated(int index, const at::Tensor& incoming);
 
  private:
   struct Parameter {
@@ -116,6 +116,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
     PassCounter counter{1};
     std::shared_ptr<GradSource> source;
     std::shared_ptr<DenseExchange> exchange;
+    at::ScalarType exchange_type = at::kFloat;  // that it sends
     std::shared_ptr<FactoredLayer> layer;  // of a matrix: candidate linear weight, or what the plan captures
     std::shared_ptr<EmbeddingLayer> table;  // of a matrix, until it is known what it is: candidate embedding table
     int layer_weight = -1;   // index of the weight whose SFB or row-sparse exchange carries this gradient (itself, or for its bias)
@@ -188,7 +189,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void LayOutSlices(const SelectorSettings& settings, Plan* plan);
   void MakeSlices();
   void AddPart(const DenseSlice& slice);
-  void SendByPlan(Parameter& parameter);
+  void SendByPlan(Parameter& parameter, bool fresh = false);
   const Slice* SharedSliceOf(const Parameter& parameter) const;
   Reduction ReductionOf(const Parameter& parameter) const;
   GradPool& PoolOf(Slice& slice);
@@ -270,6 +271,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   bool adopt_next_plan_ = false;
   int64_t plan_clock_ = 0;        // steps, the same number on all ranks: since the last join()
   int64_t next_plan_at_ = 0;      // on that clock
+  int plan_changes_ = 0;          // after trials, the same number on all ranks
   int steps_of_other_rows_ = 0;   // in a row, in which some factored layer had far other rows than the plan expects
 
   Clock::time_point step_began_ = Clock::now();

@@ -92,13 +92,13 @@ void Session::AddPart(const DenseSlice& slice) {
   parts_.push_back(std::move(part));
 }
 
-// A complete gradient goes its planned way.
-void Session::SendByPlan(Parameter& p) {
+// A complete gradient goes its planned way. fresh: autograd has made it in this pass.
+void Session::SendByPlan(Parameter& p, bool fresh) {
   if (!p.parts.empty()) {
     SendParts(p);
   } else if (SharedSliceOf(p) != nullptr) {
     Slice& slice = slices_[p.slice];
-    ThrowIfError(PoolOf(slice).Fill(static_cast<size_t>(p.slot)));
+    ThrowIfError(PoolOf(slice).Fill(static_cast<size_t>(p.slot), /*visible=*/true, fresh));
     if (slice.pool->full()) SendSlice(slice);
   } else {
     SendDense(p);
@@ -111,15 +111,15 @@ const Session::Slice* Session::SharedSliceOf(const Parameter& p) const {
 
 // Also before there is a plan: what Horovod fuses depends on when it looks, and with it the order of sums and their last bits.
 Reduction Session::ReductionOf(const Parameter& p) const {
-  if (options_.dense.method == DenseMethod::kHorovod) return options_.reduction;
+  if (options_.dense.method == DenseMethod::kHorovod || options_.compression == CompressionKind::kPython) return options_.reduction;
   const int number = SharedSliceOf(p) != nullptr ? p.slice : kFirstNumberAlone + static_cast<int>(&p - parameters_.data());
   return KeptFromFusion(options_.reduction, ToDType(DenseWireType(p)), number);
 }
 
 GradPool& Session::PoolOf(Slice& slice) {
-  const bool left_in_flight = slice.exchange && slice.exchange->state() == Exchange::State::kInFlight;  // by Reset: its buffer stays its own
-  if (slice.pool && !left_in_flight) return *slice.pool;
   const Parameter& first = parameters_[slice.members.front()];
+  // The model may have been converted since.
+  if (slice.pool && (slice.pool->wire_type() == DenseWireType(first) || !slice.pool->empty())) return *slice.pool;
   std::vector<at::Tensor> params;
   for (int index : slice.members) params.push_back(parameters_[index].tensor);
   const std::string others = "+" + std::to_string(slice.members.size() - 1);
@@ -175,8 +175,12 @@ void Session::CountSlice(const DenseSource& source, int64_t bytes, int64_t messa
 void Session::EndStepOfSlices() {
   for (Slice& slice : slices_) {
     slice.sent = false;
-    const bool in_flight = slice.exchange && slice.exchange->state() == Exchange::State::kInFlight;
-    if (slice.pool && !in_flight) slice.pool->DropStep();
+    if (slice.exchange && slice.exchange->state() == Exchange::State::kInFlight) {  // left by Reset: it keeps its buffer
+      slice.exchange = nullptr;
+      slice.pool = nullptr;
+    } else if (slice.pool) {
+      slice.pool->DropStep();
+    }
   }
   const bool parts_in_flight = std::any_of(parts_.begin(), parts_.end(), [](const Part& part) {
     return part.exchange->state() == Exchange::State::kInFlight;

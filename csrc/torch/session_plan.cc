@@ -298,7 +298,7 @@ Status Session::ReceivePlan() {
 
   adopt_next_plan_ = true;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    parameters_[i].sparse = merged_profile_.tensors[i].sparse;
+    if (!planned_) parameters_[i].sparse = merged_profile_.tensors[i].sparse;
     const TensorDecision& decision = next_plan_.decisions[i];
     if (decision.request_refused && !planned_) warnings_.push_back(decision.name + ": " + decision.reason + ".");
   }
@@ -338,7 +338,9 @@ void Session::AdoptPlan() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     changed = changed || (parameters_[i].layer_weight == static_cast<int>(i)) != IsFactored(next_plan_.decisions[i].scheme);
   }
-  if (planned_ && changed && merged_profile_.step_seconds > 0) next_plan_at_ = std::min(next_plan_at_, plan_clock_ + kStepsOfTrial);
+  if (planned_ && changed && merged_profile_.step_seconds > 0) {  // the more often, the longer until the next
+    next_plan_at_ = std::min(next_plan_at_, plan_clock_ + kStepsOfTrial * ++plan_changes_);
+  }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const bool factored = parameters_[i].layer_weight == static_cast<int>(i);
     if (factored && !IsFactored(next_plan_.decisions[i].scheme)) RemoveFactored(static_cast<int>(i));
@@ -350,6 +352,7 @@ void Session::AdoptPlan() {
   step_history_.clear();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
+    p.sparse = merged_profile_.tensors[i].sparse;
     ChooseCandidate(p, merged_profile_.tensors[i].base);
     if (IsFactored(plan_.decisions[i].scheme)) {
       if (p.layer_weight < 0) StartFactored(static_cast<int>(i));

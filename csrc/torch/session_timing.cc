@@ -64,6 +64,10 @@ void Session::RecordTimeline() {
       dense += cost.input + cost.local - cost.pack;
       shift += cost.local - cost.pack;
     }
+    const Slice* slice = SharedSliceOf(p);
+    if (slice != nullptr && slice->pool && slice->pool->copied_bytes() > 0) {
+      shift -= time_inputs_.copy * static_cast<double>(p.tensor.numel() * static_cast<int64_t>(c10::elementSize(DenseWireType(p))));
+    }
     Push(std::max(0.0, dense), &p.ready_history);
   }
   const double seconds = SecondsBetween(step_began_, now);

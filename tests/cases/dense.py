@@ -290,7 +290,7 @@ def sparse_gradients_in_between(rank):
 
 @case
 def a_dense_gradient_that_becomes_sparse(rank):
-    """At some step, on one rank only."""
+    """At some step, also one in which the plan is looked at again, on one rank only or on all."""
 
     class Table(torch.nn.Module):
         def __init__(self):
@@ -300,10 +300,15 @@ def a_dense_gradient_that_becomes_sparse(rank):
         def forward(self, ids, sparse):
             return torch.nn.functional.embedding(ids, self.weight, sparse=sparse).sum() + (self.other ** 2).sum()
 
-    def run(m, t):
-        m(t.ids(20, 4), t.kind == "poseidon" and t.index == 2 and rank.rank == 0).backward()
+    for method in ("bsp", "wfbp", "auto", "priority:100"):
+        for step in (2, 3):
+            for ranks in ((0,), range(rank.size)):
 
-    dense_check(rank, Table, run, dense="bsp", horovod=False)
+                def run(m, t, step=step, ranks=ranks):
+                    m(t.ids(20, 4), t.kind == "poseidon" and t.index == step and rank.rank in ranks).backward()
+
+                check(rank, Table, run, expect={"other": "allreduce"}, policy="allreduce", dense=method, network=NETWORK, horovod=False,
+                      steps=6)
 
 
 @case
@@ -433,3 +438,58 @@ def backward_orders_of_all_kinds(rank):
         dense_check(rank, Skips, train(6, 12), dense=method, network=NETWORK)
         dense_check(rank, Skips, lambda m, t: loss_of(m(t.x(6, 12), turned=(rank.rank + t.index) % 2 == 1)).backward(), dense=method,
                     network=NETWORK, steps=5)
+
+
+@case
+def gradients_in_a_flat_buffer(rank):
+    """The user's own memory stays what ``.grad`` is, in every step."""
+    for method in METHODS:
+        torch.manual_seed(7)
+        model = mlp()
+        parameters = list(model.parameters())
+        flat = torch.zeros(sum(p.numel() for p in parameters))
+        for p, part in zip(parameters, flat.split([p.numel() for p in parameters])):
+            p.grad = part.view_as(p)
+        optimizer = wrap(model, dense=method, network=NETWORK)
+        for index in range(5):
+            flat.zero_()
+            loss = loss_of(model(rank.random(index, 6, 12).float()))
+            local = torch.cat([grad.reshape(-1) for grad in torch.autograd.grad(loss, parameters, retain_graph=True)])
+            loss.backward()
+            optimizer.synchronize()
+            assert relative_error(flat, rank.reduce(local.double())) < 1e-6, (method, index)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+
+
+@case
+def gradients_are_the_same_tensors_in_every_step(rank):
+    for method in METHODS:
+        model = mlp()
+        optimizer = wrap(model, dense=method, network=NETWORK)
+        step_of(rank, model, optimizer, 0)
+        grads = [p.grad for p in model.parameters()]
+        for index in range(1, 6):
+            optimizer.zero_grad(set_to_none=False)
+            step_of(rank, model, optimizer, index, zero=False)
+            assert all(p.grad is grad for p, grad in zip(model.parameters(), grads)), (method, index)
+
+
+@case
+def model_converted_between_steps(rank):
+    for method in METHODS:
+        model = mlp()
+        optimizer = wrap(model, dense=method, network=NETWORK)
+        for index in range(6):
+            if index == 2:
+                model.double()
+            dtype = model[0].weight.dtype
+            optimizer.zero_grad()
+            loss = loss_of(model(rank.random(index, 6, 12).to(dtype)))
+            local = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+            loss.backward()
+            optimizer.synchronize()
+            for p, grad in zip(model.parameters(), local):
+                assert relative_error(p.grad, rank.reduce(grad.double())) < (1e-6 if index < 2 else 1e-13), (method, index)
+            with optimizer.skip_synchronize():
+                optimizer.step()

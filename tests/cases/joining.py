@@ -234,7 +234,8 @@ def one_more_collective_per_step(rank):
 def nothing_is_counted_where_nothing_is_gathered(rank):
     torch.manual_seed(7)
     model = mlp()
-    optimizer = hvd.DistributedOptimizer(plain_sgd(model.parameters()), model.named_parameters(), policy="allreduce", uneven_steps=True)
+    optimizer = hvd.DistributedOptimizer(plain_sgd(model.parameters()), model.named_parameters(), policy="allreduce", uneven_steps=True,
+                                         dense="horovod")
     for index in range((5, 3, 4, 3)[rank.rank]):
         optimizer.zero_grad()
         loss_of(model(batch(rank, index))).backward()

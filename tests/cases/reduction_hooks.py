@@ -15,10 +15,10 @@ import poseidon_hvd as hvd
 
 
 def clip(name, grad):
-    """To a norm of 0.002, which all gradients here exceed."""
+    """To a norm of 0.0005, which all gradients here exceed."""
     norm = float(grad.norm())
-    assert norm > 0.002, f"{name} has a norm of {norm}: too little to test with"
-    grad.mul_(0.002 / norm)
+    assert norm > 0.0005, f"{name} has a norm of {norm}: too little to test with"
+    grad.mul_(0.0005 / norm)
 
 
 def clipped_in_the_reference(run, names):
@@ -202,7 +202,7 @@ def changes_the_reduced_gradient(rank):
     def add(name, grad):
         grad.add_(1)
 
-    check(rank, mlp, run, [{"after": double}, {"after": add}], expect={"*": "sfb"})
+    check(rank, mlp, run, [{"after": double}, {"after": add}], expect={"*": "sfb"}, floor=1e-5)
 
 
 # ---- Registering and removing
@@ -245,7 +245,7 @@ def registered_while_gradients_are_reduced(rank):
     loss_of(model(rank.random(0, 6, 12).float())).backward()
     expect_error(rank, RuntimeError, ["after step()"], lambda: optimizer.register_reduction_hook(before=clip))
     expect_error(rank, RuntimeError, ["after step()"], handle.remove)
-    optimizer.register_reduction_hook(after=clip)  # changes nothing between ranks
+    optimizer.register_reduction_hook(after=lambda name, grad: None)  # changes nothing between ranks
     optimizer.step()
     handle.remove()
 
