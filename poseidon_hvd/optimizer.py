@@ -65,6 +65,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _open_session(self, tag=None):
         """Local: no rank waits for another here. ``tag``: None for the next number."""
         # By name, so that the order is the same on every rank whatever container the parameters came from.
+        self._session = None  # the old one lets go of the parameters before another takes them
         self._params = sorted(all_parameters(self), key=self._parameter_names.__getitem__)
         names = [self._parameter_names[p] for p in self._params]
         overrides = self._config.overrides(names)  # validates, also where nothing will be sent

@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "torch/owners.h"
 #include "torch/status_error.h"
 
 namespace poseidon {
@@ -67,6 +68,7 @@ Session::Session(std::shared_ptr<Engine> engine, SessionOptions options)
     p.counter = PassCounter(options_.passes_per_step);
     p.source = NewSource(p);
     p.hooked = !options_.hooked.empty() && options_.hooked[i];
+    p.own = OwnParameter(p.tensor, this);
   }
   groups_.resize(options_.groups.size());
   for (size_t g = 0; g < groups_.size(); ++g) {
@@ -104,6 +106,7 @@ std::shared_ptr<EmbeddingLayer> Session::NewTable(const Parameter& p) const {
 }
 
 Session::~Session() {
+  ReleaseParameters(this);
   for (Parameter& p : parameters_) {
     if (p.layer) UnregisterLayer(*p.layer);
     if (p.table) UnregisterLayer(*p.table);
@@ -209,7 +212,7 @@ void Session::OnAccumulated(int index, const at::Tensor& incoming) {
     p.sparse_now = true;  // sent by Flush, when it is known that all ranks treat it as sparse
   } else if (p.group >= 0) {
     SendGroupIfReady(groups_[p.group], /*complete=*/false);
-  } else if (!p.sparse) {
+  } else if (!p.sparse && p.own) {  // else in synchronize()
     const bool fresh = incoming.defined() && grad.defined() && !grad.is_sparse() && !incoming.is_sparse() && incoming.is_alias_of(grad);
     SendByPlan(p, fresh);
   }

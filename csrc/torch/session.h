@@ -127,6 +127,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
     std::vector<int> parts;             // indices into parts_
     bool sparse = false;     // agreed: some rank has sparse gradients for it
     bool sparse_now = false; // this rank has one in this step
+    bool own = true;         // no other optimizer had it before
     bool hooked = false;     // agreed: the user's hook looks at its gradient before it is sent
     bool hook_ran = false;   // in this step
     int order = -1;                      // this step: which of the complete gradients it was
