@@ -10,7 +10,6 @@ launch of its own with a table and files of its own, dense-MODEL-HOSTSxRATE. A s
 """
 
 import argparse
-import faulthandler
 import pathlib
 import statistics
 import sys
@@ -83,24 +82,10 @@ def validate(args) -> None:
 def work(folder: pathlib.Path) -> None:
     """One rank: times all systems by turns, or takes some steps of a single one for its peak memory; rank 0 answers."""
     args = launch.settings_of(folder)
-    import torch
-
     import poseidon_hvd as hvd
-    from bench import models, systems
+    from bench import systems
 
-    faulthandler.dump_traceback_later(args.timeout, exit=True)
-    torch.set_num_threads(args.threads)
-    hvd.init()
-    workload = models.build(args.model)
-    rows = models.rows_of(workload, args.rows, args.scale)
-    torch.manual_seed(0)
-    model = workload.make_model()
-    torch.manual_seed(1 + hvd.rank())
-    inputs, target = workload.make_batch(rows, args.scale)
-
-    def loss_of(forward):
-        return workload.loss(forward(*inputs), target)
-
+    model, rows, loss_of = steps.begin(args)
     def build(name, of):
         if name.startswith(OURS):
             return systems.poseidon(of, "allreduce", name=name, dense=name[len(OURS):])

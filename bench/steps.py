@@ -1,21 +1,52 @@
 """Steps of several systems by turns: what a rank does, and how its figures are told. Shared by the benches that train a model."""
 
+import faulthandler
 import os
 import pathlib
 import sys
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 from bench import results
 
-__all__ = ["figures", "measure", "publish"]
+__all__ = ["begin", "figures", "measure", "publish"]
 
 TOLERANCE = 1e-5  # sums of fp32 in another order; 1e-7 on the MLP
 CELL = {"justify": "right"}
 
 
 # ---- Rank
+
+
+def begin(args) -> Tuple[Any, int, Callable]:
+    """Starts Horovod and builds what is trained: the same weights on all ranks, another batch on each.
+
+    Args:
+        args: ``model``, ``rows``, ``scale``, ``threads``, ``timeout``; see ``bench.train``.
+
+    Returns:
+        The model, rows of a rank's batch, and ``loss_of`` for ``System.run``.
+    """
+    import torch
+
+    import poseidon_hvd as hvd
+    from bench import models
+
+    faulthandler.dump_traceback_later(args.timeout, exit=True)
+    torch.set_num_threads(args.threads)
+    hvd.init()
+    workload = models.build(args.model)
+    rows = models.rows_of(workload, args.rows, args.scale)
+    torch.manual_seed(0)
+    model = workload.make_model()
+    torch.manual_seed(1 + hvd.rank())
+    inputs, target = workload.make_batch(rows, args.scale)
+
+    def loss_of(forward):
+        return workload.loss(forward(*inputs), target)
+
+    return model, rows, loss_of
 
 
 def measure(built, model, loss_of: Callable, args, references: Sequence[str]) -> Optional[Dict[str, Any]]:

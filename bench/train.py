@@ -8,7 +8,6 @@ its time is that of the slowest rank. Gradients of exact systems are compared to
 """
 
 import argparse
-import faulthandler
 import pathlib
 from typing import Any, Dict
 
@@ -40,24 +39,9 @@ def title(measured: Dict[str, Any]) -> str:
 def work(folder: pathlib.Path) -> None:
     """One rank: builds, checks, times; rank 0 answers."""
     args = launch.settings_of(folder)
-    import torch
+    from bench import systems
 
-    import poseidon_hvd as hvd
-    from bench import models, systems
-
-    faulthandler.dump_traceback_later(args.timeout, exit=True)
-    torch.set_num_threads(args.threads)
-    hvd.init()
-    workload = models.build(args.model)
-    rows = models.rows_of(workload, args.rows, args.scale)
-    torch.manual_seed(0)
-    model = workload.make_model()
-    torch.manual_seed(1 + hvd.rank())
-    inputs, target = workload.make_batch(rows, args.scale)
-
-    def loss_of(forward):
-        return workload.loss(forward(*inputs), target)
-
+    model, rows, loss_of = steps.begin(args)
     built = [systems.BUILDERS[name](systems.share_parameters(model)) for name in args.systems.split(",")]
     measured = steps.measure(built, model, loss_of, args, REFERENCES)
     if measured is not None:

@@ -34,8 +34,6 @@ std::vector<DenseTensor> TensorsToSlice(const MergedProfile& profile, const std:
   return tensors;
 }
 
-double Objective(const StepEstimate& estimate) { return estimate.step + 0.01 * estimate.channel; }
-
 }  // namespace
 
 std::vector<DenseSlice> ChooseLayout(const MergedProfile& profile, const std::vector<TensorDecision>& decisions,

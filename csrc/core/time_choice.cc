@@ -7,14 +7,17 @@
 #include <utility>
 
 namespace poseidon {
+
+double Objective(const StepEstimate& estimate) {
+  constexpr double kBusyWeight = 0.01;
+  return estimate.step + kBusyWeight * (estimate.channel + estimate.rebuild);
+}
+
 namespace {
 
-constexpr double kBusyWeight = 0.01;
 constexpr int kMostSweeps = 12;
 constexpr size_t kMostForAllPairs = 32;
 constexpr size_t kPairDistance = 6;
-
-double Objective(const StepEstimate& estimate) { return estimate.step + kBusyWeight * (estimate.channel + estimate.rebuild); }
 
 double Objective(const StepModel& model, const std::vector<Scheme>& schemes) { return Objective(SimulateStep(model, schemes)); }
 

@@ -13,6 +13,9 @@ struct TimeChoiceSettings {
   double gather_memory_bytes = 2e9;    // for the gathered rows of all factored tensors together, on each rank
 };
 
+// What is made small: the step, and a little of the network's and the rebuilding thread's busy times.
+double Objective(const StepEstimate& estimate);
+
 // A choice that has been in force, and the steps that it gave.
 struct TriedChoice {
   std::vector<Scheme> schemes;

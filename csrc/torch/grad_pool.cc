@@ -9,15 +9,18 @@
 
 namespace poseidon {
 
-GradPool::GradPool(std::string name, std::vector<at::Tensor> params, at::ScalarType wire_type)
+GradPool::GradPool(std::string name, const std::vector<std::string>& names, const std::vector<at::Tensor>& params,
+                   at::ScalarType wire_type)
     : name_(std::move(name)), wire_type_(wire_type) {
-  for (at::Tensor& param : params) {
+  for (size_t i = 0; i < params.size(); ++i) {
+    const at::Tensor& param = params[i];
     Member member;
+    member.name = names[i];
     const c10::DimVector contiguous = c10::contiguous_strides(param.sizes());
     member.strides = (param.is_non_overlapping_and_dense() ? param.strides() : at::IntArrayRef(contiguous)).vec();
     member.offset = elements_;
     elements_ += param.numel();
-    member.param = std::move(param);
+    member.param = param;
     members_.push_back(std::move(member));
   }
 }
@@ -58,10 +61,9 @@ void GradPool::ReleaseBufferOfOthers() {
 }
 
 Status GradPool::Fill(size_t index, bool visible, bool fresh) {
-  return Catching("Cannot prepare the gradient of a parameter of " + name_ + " for sending", [&] {
-    at::NoGradGuard no_grad;
+  Member& member = members_[index];
+  return Catching("Cannot prepare the gradient of " + member.name + " for sending", [&] {
     ReleaseBufferOfOthers();
-    Member& member = members_[index];
     at::Tensor& grad = member.param.mutable_grad();
     if (!grad.defined()) {
       FillWithZeros(member, visible);
@@ -110,7 +112,6 @@ Status GradPool::PrepareWire(Buffer* wire) {
 
 Status GradPool::RestoreFromWire() {
   return Catching("Cannot put the reduced gradients of " + name_ + " back", [&] {
-    at::NoGradGuard no_grad;
     for (const Member& member : members_) {
       if (member.restore.defined() && member.restore.layout() == at::kStrided) member.restore.copy_(Slot(member));
     }

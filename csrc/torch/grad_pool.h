@@ -16,7 +16,8 @@ namespace poseidon {
 class GradPool final : public DenseSource {
  public:
   // wire_type: of the buffer. Where it is not a gradient's own type, .grad keeps its memory and the result is copied back.
-  GradPool(std::string name, std::vector<at::Tensor> params, at::ScalarType wire_type);
+  // names: of the parameters, for messages.
+  GradPool(std::string name, const std::vector<std::string>& names, const std::vector<at::Tensor>& params, at::ScalarType wire_type);
 
   // The member's gradient is complete. Without a gradient, zeros; `visible`: they become its .grad. fresh: .grad is a tensor that autograd
   // has just made, in memory that nobody expects it to stay in.
@@ -41,6 +42,7 @@ class GradPool final : public DenseSource {
 
  private:
   struct Member {
+    std::string name;
     at::Tensor param;
     std::vector<int64_t> strides;  // of the slot: the parameter's, as autograd gives gradients
     int64_t offset = 0;            // elements

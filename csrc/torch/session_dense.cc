@@ -120,10 +120,14 @@ GradPool& Session::PoolOf(Slice& slice) {
   const Parameter& first = parameters_[slice.members.front()];
   // The model may have been converted since.
   if (slice.pool && (slice.pool->wire_type() == DenseWireType(first) || !slice.pool->empty())) return *slice.pool;
+  std::vector<std::string> names;
   std::vector<at::Tensor> params;
-  for (int index : slice.members) params.push_back(parameters_[index].tensor);
+  for (int index : slice.members) {
+    names.push_back(parameters_[index].name);
+    params.push_back(parameters_[index].tensor);
+  }
   const std::string others = "+" + std::to_string(slice.members.size() - 1);
-  slice.pool = std::make_shared<GradPool>(first.name + others, std::move(params), DenseWireType(first));
+  slice.pool = std::make_shared<GradPool>(first.name + others, names, params, DenseWireType(first));
   const std::string name = WireName("slice", first.name + others);
   slice.exchange = std::make_shared<DenseExchange>(name, std::vector<DenseExchange::Member>{{name, slice.pool}},
                                                    ReductionOf(first), options_.process_set, options_.size);

@@ -37,6 +37,14 @@ def step_of(rank, model, optimizer, index, *, zero=True, rows=6):
     optimizer.step()
 
 
+def planned(rank, model, dense):
+    """After the step without slices and the first with them."""
+    optimizer = wrap(model, dense=dense)
+    for index in range(2):
+        step_of(rank, model, optimizer, index)
+    return optimizer
+
+
 @case(seconds=180)
 def every_method_is_exact(rank):
     for method in METHODS:
@@ -62,9 +70,7 @@ def one_allreduce_for_every_theta_bytes(rank):
     bytes_of_all = sum(4 * p.numel() for p in model.parameters())
     for theta in (1, 400, 1 << 20):
         model = mlp()
-        optimizer = wrap(model, dense=f"lazy:{theta}")
-        for index in range(2):
-            step_of(rank, model, optimizer, index)
+        optimizer = planned(rank, model, f"lazy:{theta}")
         before = optimizer.stats()["schemes"]["allreduce"]["collectives"]
         step_of(rank, model, optimizer, 2)
         sent = optimizer.stats()["schemes"]["allreduce"]["collectives"] - before
@@ -75,9 +81,7 @@ def one_allreduce_for_every_theta_bytes(rank):
 @case
 def slices_hold_gradients_in_the_order_of_backward(rank):
     model = mlp()
-    optimizer = wrap(model, dense="bsp")
-    for index in range(2):
-        step_of(rank, model, optimizer, index)
+    optimizer = planned(rank, model, "bsp")
     (names,) = optimizer.plan()["dense"]["slices"]
     layers = [name.split(".")[0] for name in names]
     assert layers == sorted(layers, key=int, reverse=True), names
@@ -88,9 +92,7 @@ def nothing_is_copied_that_stays_in_its_slice(rank):
     """zero_grad(set_to_none=False) keeps the gradients where they are; a large one alone is never copied."""
     model = mlp()
     total = sum(4 * p.numel() for p in model.parameters())
-    optimizer = wrap(model, dense="bsp")
-    for index in range(2):
-        step_of(rank, model, optimizer, index)
+    optimizer = planned(rank, model, "bsp")
     assert optimizer.stats()["dense"] == {"slices": 1, "in_place_bytes": 0, "copied_bytes": total}
     for index in range(2, 5):
         optimizer.zero_grad(set_to_none=False)
@@ -314,9 +316,7 @@ def a_dense_gradient_that_becomes_sparse(rank):
 @case
 def errors_name_the_slice(rank):
     model = mlp()
-    optimizer = wrap(model, dense="lazy")
-    for index in range(2):
-        step_of(rank, model, optimizer, index)
+    optimizer = planned(rank, model, "lazy")
     optimizer.zero_grad()
     loss = loss_of(model(rank.random(2, 6, 12).float()))
     loss.backward(retain_graph=True)
