@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from horovod.torch import mpi_built
 
 from bench.cluster import Cluster, available
 from harness.cluster import need
@@ -74,6 +75,22 @@ def test_function_that_fails():
     launched = run([sys.executable, str(SCRIPTS / "run_function.py"), "fail"], seconds=120, env=GIVEN)
     assert not launched.timed_out and not launched.orphans, str(launched)
     assert launched.returncode != 0 and "the function failed" in launched.output and "results [" not in launched.output
+
+
+def test_mpirun(tmp_path):
+    """MPI's own launcher. Horovod then negotiates and reduces by MPI."""
+    if not mpi_built():
+        pytest.skip("Horovod was built without MPI; a process that mpirun starts is a job of its own")
+    beside = Path(sys.executable).parent / "mpirun"
+    mpirun = str(beside) if beside.exists() else "mpirun"
+    # Open MPI's words for "as root, too" and "on fewer cores, too"; others do not ask.
+    env = {**GIVEN, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+           "PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE"}
+    command = [mpirun, "-np", "2", sys.executable, str(SCRIPTS / "launched.py"), str(tmp_path), *WORDS]
+    run(command, seconds=120, env=env).expect_success()
+    reports = told_by(tmp_path, 2)
+    check(reports, [([0, 2], [0, 1]), ([1, 2], [0, 1])])
+    assert all(told["words"] == WORDS for told in reports)
 
 
 def test_timeline(tmp_path):

@@ -41,11 +41,7 @@ std::vector<DenseSlice> ChooseLayout(const MergedProfile& profile, const std::ve
                                      const TimeInputs* inputs, StepPrediction* prediction) {
   if (settings.size <= 1) return {};
   const std::vector<DenseTensor> tensors = TensorsToSlice(profile, decisions, may_share, settings.fp16_wire);
-  if (inputs == nullptr) {
-    DenseSettings untimed = dense;
-    if (dense.method == DenseMethod::kMerged) untimed.method = DenseMethod::kLazy;
-    return LayOut(untimed, tensors, AlphaBeta{});
-  }
+  if (inputs == nullptr) return LayOut(dense, tensors, AlphaBeta{});
   const NetworkLoad load = prediction != nullptr && prediction->known ? prediction->load : inputs->load;
   StepModel model = UnderLoad(MakeStepModel(profile, decisions, settings, *inputs), load);
   std::vector<Scheme> schemes;

@@ -7,12 +7,12 @@
 #include <map>
 #include <utility>
 
+#include "core/named.h"
+
 namespace poseidon {
 
 namespace {
 
-constexpr DenseMethod kMethods[] = {DenseMethod::kAuto,   DenseMethod::kHorovod,  DenseMethod::kBsp, DenseMethod::kWfbp,
-                                    DenseMethod::kMerged, DenseMethod::kPriority, DenseMethod::kLazy};
 // That share a message. One collective takes 2^31 elements.
 constexpr double kMostBytes = 1 << 30;
 // Thetas from which kAuto chooses.
@@ -46,36 +46,33 @@ const char* Name(DenseMethod method) {
 
 Status ParseDense(const std::string& text, DenseSettings* out) {
   const size_t colon = text.find(':');
-  const std::string name = text.substr(0, colon);
-  for (DenseMethod method : kMethods) {
-    if (name != Name(method)) continue;
-    DenseSettings settings;
-    settings.method = method;
-    if (colon != std::string::npos) {
-      const std::string number = text.substr(colon + 1);
-      char* end = nullptr;
-      const double theta = std::strtod(number.c_str(), &end);
-      const bool whole = !number.empty() && *end == '\0';
-      if (!HasTheta(method) || !whole || !(theta >= 1 && theta <= 1e12)) {
-        return Status::InvalidArgument("'" + text + "': only lazy and priority take a number, of bytes, at least 1: lazy:4194304");
-      }
-      settings.theta = static_cast<int64_t>(theta);
+  DenseSettings settings;
+  const Status status = ParseNamed("dense method", text.substr(0, colon),
+                                   {DenseMethod::kAuto, DenseMethod::kHorovod, DenseMethod::kBsp, DenseMethod::kWfbp,
+                                    DenseMethod::kMerged, DenseMethod::kPriority, DenseMethod::kLazy},
+                                   &settings.method);
+  if (!status.ok()) return status;
+  if (colon != std::string::npos) {
+    const std::string number = text.substr(colon + 1);
+    char* end = nullptr;
+    const double theta = std::strtod(number.c_str(), &end);
+    const bool whole = !number.empty() && *end == '\0';
+    if (!HasTheta(settings.method) || !whole || !(theta >= 1 && theta <= 1e12)) {
+      return Status::InvalidArgument("'" + text + "': only lazy and priority take a number, of bytes, at least 1: lazy:4194304");
     }
-    *out = settings;
-    return Status::OK();
+    settings.theta = static_cast<int64_t>(theta);
   }
-  std::string names;
-  for (DenseMethod method : kMethods) names += (names.empty() ? "" : ", ") + std::string(Name(method));
-  return Status::InvalidArgument("'" + text + "' is none of " + names);
+  *out = settings;
+  return Status::OK();
 }
 
-std::vector<DenseSlice> LayOutLazily(const std::vector<DenseTensor>& tensors, double theta) {
+std::vector<DenseSlice> LayOutLazily(const std::vector<DenseTensor>& tensors, double theta, double alone) {
   std::vector<DenseSlice> slices;
   for (const auto& [kind, members] : ByKind(tensors)) {
     DenseSlice open;
     double bytes = 0;
     for (size_t i : members) {
-      if (tensors[i].bytes >= theta) {
+      if (tensors[i].bytes >= alone) {
         slices.push_back({{tensors[i].index}});
         continue;
       }
@@ -93,6 +90,10 @@ std::vector<DenseSlice> LayOutLazily(const std::vector<DenseTensor>& tensors, do
     if (!open.tensors.empty()) slices.push_back(std::move(open));
   }
   return slices;
+}
+
+std::vector<DenseSlice> LayOutLazily(const std::vector<DenseTensor>& tensors, double theta) {
+  return LayOutLazily(tensors, theta, theta);
 }
 
 std::vector<DenseSlice> LayOutMerged(const std::vector<DenseTensor>& tensors, const AlphaBeta& allreduce) {
@@ -164,8 +165,12 @@ std::vector<DenseSlice> LayOut(const DenseSettings& settings, const std::vector<
 
 std::vector<std::vector<DenseSlice>> CandidateLayouts(const std::vector<DenseTensor>& tensors, const AlphaBeta& allreduce) {
   std::vector<std::vector<DenseSlice>> layouts = {LayOutLazily(tensors, 0), LayOutMerged(tensors, allreduce)};
-  for (double theta = kFirstTheta; theta <= kLastTheta; theta *= kThetaGrowth) layouts.push_back(LayOutLazily(tensors, theta));
-  layouts.push_back(LayOutLazily(tensors, std::numeric_limits<double>::infinity()));
+  std::vector<double> thetas;
+  for (double theta = kFirstTheta; theta <= kLastTheta; theta *= kThetaGrowth) thetas.push_back(theta);
+  thetas.push_back(std::numeric_limits<double>::infinity());
+  for (size_t alone = 0; alone < thetas.size(); ++alone) {
+    for (size_t theta = alone; theta < thetas.size(); ++theta) layouts.push_back(LayOutLazily(tensors, thetas[theta], thetas[alone]));
+  }
   return layouts;
 }
 

@@ -52,8 +52,9 @@ struct DenseSlice {
   }
 };
 
-// Tensors in the order of backward. theta bytes or more: alone, in place.
+// Tensors in the order of backward. theta bytes or more, or with `alone` so many: alone, in place.
 std::vector<DenseSlice> LayOutLazily(const std::vector<DenseTensor>& tensors, double theta);
+std::vector<DenseSlice> LayOutLazily(const std::vector<DenseTensor>& tensors, double theta, double alone);
 // A gradient waits for the next one if that comes less than alpha after its own message could start.
 std::vector<DenseSlice> LayOutMerged(const std::vector<DenseTensor>& tensors, const AlphaBeta& allreduce);
 // In the order in which they are sent: always, of what is complete by then, what was completed last in backward, which the next forward

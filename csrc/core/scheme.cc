@@ -1,25 +1,8 @@
 #include "core/scheme.h"
 
-#include <initializer_list>
+#include "core/named.h"
 
 namespace poseidon {
-namespace {
-
-// Parses against Name(), so that each spelling is written once.
-template <typename T>
-Status Parse(const char* what, const std::string& text, std::initializer_list<T> values, T* out) {
-  std::string good;
-  for (T value : values) {
-    if (text == Name(value)) {
-      *out = value;
-      return Status::OK();
-    }
-    good += (good.empty() ? "" : ", ") + std::string(Name(value));
-  }
-  return Status::InvalidArgument("unknown " + std::string(what) + " \"" + text + "\"; use one of: " + good);
-}
-
-}  // namespace
 
 const char* Name(Scheme scheme) {
   switch (scheme) {
@@ -52,15 +35,15 @@ const char* Name(SchemeOverride value) {
 }
 
 Status ParseScheme(const std::string& text, Scheme* out) {
-  return Parse("scheme", text, {Scheme::kAllreduce, Scheme::kSfb, Scheme::kSparseAllgather, Scheme::kRowSparse}, out);
+  return ParseNamed("scheme", text, {Scheme::kAllreduce, Scheme::kSfb, Scheme::kSparseAllgather, Scheme::kRowSparse}, out);
 }
 
 Status ParsePolicy(const std::string& text, Policy* out) {
-  return Parse("policy", text, {Policy::kTime, Policy::kBytes, Policy::kAllreduce, Policy::kSfb}, out);
+  return ParseNamed("policy", text, {Policy::kTime, Policy::kBytes, Policy::kAllreduce, Policy::kSfb}, out);
 }
 
 Status ParseSchemeOverride(const std::string& text, SchemeOverride* out) {
-  return Parse("scheme override", text,
+  return ParseNamed("scheme override", text,
                {SchemeOverride::kAuto, SchemeOverride::kAllreduce, SchemeOverride::kSfb, SchemeOverride::kRowSparse}, out);
 }
 

@@ -1,5 +1,7 @@
 #include "core/dense_choice.h"
 
+#include <algorithm>
+
 #include "tests/check.h"
 
 namespace poseidon {
@@ -59,6 +61,22 @@ TEST(AutoMergesWhatIsSmallWhereMessagesAreDear) {
   POSEIDON_CHECK(dear < 12 && cheap > 30);
 }
 
+// The large gradient is sooner sent than copied, the others of a quarter of its size sooner copied than sent: no single theta says so.
+TEST(AutoPoolsSmallOnesAndLeavesALargeOneInPlace) {
+  Case given;
+  for (size_t i = 1; i < given.profile.tensors.size(); ++i) given.profile.tensors[i].base.shape = {1 << 20};
+  given.inputs.network.allreduce = {0.1, 1e-11};
+  given.inputs.copy = 1e-8;
+  bool alone = false;
+  size_t most = 0;
+  for (const DenseSlice& slice : given.LayOut("auto")) {
+    alone = alone || slice.tensors == std::vector<int>{0};
+    most = std::max(most, slice.tensors.size());
+  }
+  POSEIDON_CHECK(alone);
+  POSEIDON_CHECK(most > 4);
+}
+
 TEST(AutoKeepsTheLayoutInForceUnlessAnotherGains) {
   Case given;
   given.inputs.settings.margin = 0.02;
@@ -83,9 +101,9 @@ TEST(OnlyWhatIsAllreducedAndMayShare) {
   POSEIDON_CHECK(given.LayOut("bsp").empty());
 }
 
-TEST(WithoutMeasurementsMergedIsLazy) {
+TEST(WithoutMeasurementsAutoIsLazy) {
   const Case given;
-  POSEIDON_CHECK(given.LayOut("merged", /*timed=*/false) == given.LayOut("lazy"));
+  POSEIDON_CHECK(given.LayOut("auto", /*timed=*/false) == given.LayOut("lazy"));
   POSEIDON_CHECK(given.LayOut("horovod").empty());
 }
 

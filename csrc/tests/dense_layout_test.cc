@@ -31,6 +31,7 @@ TEST(LazySlicesHoldThetaBytesAndLargeTensorsTravelAlone) {
   POSEIDON_CHECK_EQ(Members(LayOutLazily(Tensors({1, 2, 3}), 0)), (Lists{{0}, {1}, {2}}));
   POSEIDON_CHECK_EQ(Members(LayOutLazily(Tensors({1, 2, 3}), kInfinite)), (Lists{{0, 1, 2}}));
   POSEIDON_CHECK(LayOutLazily({}, 10).empty());
+  POSEIDON_CHECK_EQ(Members(LayOutLazily(Tensors({4, 50, 4, 7, 4}), 100, 7)), (Lists{{1}, {3}, {0, 2, 4}}));
 }
 
 TEST(NoMoreSlicesThanBytesOverThetaPlusOne) {
