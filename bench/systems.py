@@ -12,7 +12,7 @@ import tempfile
 import time
 import uuid
 from contextlib import nullcontext
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import horovod.torch as horovod
 import torch
@@ -24,8 +24,11 @@ BUILDERS: Dict[str, Callable[[torch.nn.Module], "System"]] = {}
 PHASES = ("forward", "backward", "synchronize", "update")
 STAGES = ("pack", "queue", "wire", "handoff", "rebuild", "waited")
 
-MOST_WARMUP_STEPS = 16  # of a system whose plan follows from measurements
+MOST_WARMUP_STEPS = 24  # of a system whose plan follows from measurements
 _MEASURING_METHODS = ("auto", "merged")  # whose slices follow from measurements
+
+_NAP_SECONDS = 2e-4
+_NOTHING = torch.zeros(1)
 
 _process_group_file: Optional[str] = None
 
@@ -112,23 +115,40 @@ def plan_of(system: System) -> Optional[Dict[str, Any]]:
 def warm_up(system: System, loss_of: Callable[[Callable], torch.Tensor]) -> int:
     """Steps until every later one does the same.
 
-    A plan that follows from measurements is made again once some steps have been timed, and again to compare what came of that; only
-    after that, and a step under it, is the system warm. If that does not happen ``MOST_WARMUP_STEPS`` must do. Later revisions fall into what is timed, as in training.
+    A plan that follows from measurements is made again once some steps have been timed, and again to compare what came of that. Once
+    there have been three, and the last has changed nothing, and a step was taken under it, the system is warm. If that does not happen
+    ``MOST_WARMUP_STEPS`` must do. Later revisions fall into what is timed, as in training.
 
     Returns:
         How many steps that took, the same on every rank.
     """
-    made_at: List[Optional[int]] = []
-    while len(made_at) < system.warmup_steps or system.measures and len(made_at) < MOST_WARMUP_STEPS and not _settled(made_at):
+    plans: List[Tuple[Any, Any]] = []
+    while len(plans) < system.warmup_steps or system.measures and len(plans) < MOST_WARMUP_STEPS and not _settled(plans):
         system.run(loss_of, update=True)
-        made_at.append((plan_of(system) or {}).get("made_at_step"))
-    return len(made_at)
+        plans.append(_plan_and_content(system))
+    return len(plans)
 
 
-def _settled(made_at: Sequence[Optional[int]]) -> bool:
-    """Whether the last step ran under a plan that follows steps timed under plans of its own, the second that does."""
-    plans = list(dict.fromkeys(step for step in made_at if step is not None))
-    return len(plans) > 2 and made_at[-1] == made_at[-2]
+def _plan_and_content(system: System) -> Tuple[Any, Any]:
+    """The step at which the plan was made, and what it says; None without a plan."""
+    plan = plan_of(system)
+    if plan is None:
+        return None, None
+    return plan["made_at_step"], ([tensor["scheme"] for tensor in plan["tensors"]], plan.get("dense"))
+
+
+def _settled(plans: Sequence[Tuple[Any, Any]]) -> bool:
+    """Whether the last step ran under a plan, at least the third, that says the same as the one before it."""
+    contents = dict(plan for plan in plans if plan[0] is not None)
+    return len(contents) > 2 and list(contents.values())[-1] == list(contents.values())[-2] and plans[-1][0] == plans[-2][0]
+
+
+def wait_for_all() -> None:
+    """A barrier at which early ranks sleep. ``hvd.barrier()`` asks again and again, on cores that late ranks still need for their step."""
+    handle = hvd.allreduce_async(_NOTHING, name="bench.barrier")
+    while not hvd.poll(handle):
+        time.sleep(_NAP_SECONDS)
+    hvd.synchronize(handle)
 
 
 @dataclasses.dataclass
@@ -174,7 +194,7 @@ def interleave(built: Sequence[System], loss_of: Callable[[Callable], torch.Tens
     for number in range(rounds):
         for system in built:
             sample = samples[system.name]
-            hvd.barrier()
+            wait_for_all()
             sent = bytes_sent()
             cpu, start = time.process_time(), time.perf_counter()
             phases = system.run(loss_of, update=True)
@@ -182,7 +202,7 @@ def interleave(built: Sequence[System], loss_of: Callable[[Callable], torch.Tens
             sample.cpu_seconds.append(time.process_time() - cpu)
             for phase, seconds in phases.items():
                 sample.phases[phase].append(seconds)
-            hvd.barrier()
+            wait_for_all()
             sample.bytes_sent.append(None if sent is None else bytes_sent() - sent)
         after_round(number + 1, samples)
     for system in built:

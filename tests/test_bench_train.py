@@ -70,13 +70,14 @@ def test_what_a_plan_predicts_stands_beside_what_was_measured(mlp):
         assert f"{name}: its plan predicted {p['step_seconds']:.3f} s" in output
 
 
-def with_plans(*made_at, predicted=None, **options):
-    """A system whose plan after step i was made at ``made_at[i]``; the last one stays."""
+def with_plans(*made_at, predicted=None, factored=(), **options):
+    """A system whose plan after step i was made at ``made_at[i]``, with factors if that is in ``factored``; the last one stays."""
     done = []
 
     def plan():
         step = made_at[min(len(done), len(made_at)) - 1]
-        return None if step is None else {"made_at_step": step, "predicted_step_seconds": predicted}
+        scheme = "sfb" if step in factored else "allreduce"
+        return None if step is None else {"made_at_step": step, "predicted_step_seconds": predicted, "tensors": [{"scheme": scheme}]}
 
     system = systems.System("ours", None, None, SimpleNamespace(plan=plan), **options)
     system.run = lambda loss_of, update: done.append(update)
@@ -98,7 +99,11 @@ def test_warm_up_ends_with_a_plan_that_was_made_from_measurements():
     assert systems.warm_up(with_plans(1), None) == 2
     assert systems.warm_up(with_plans(0, 0, 0, 3, 3, 3, 3, 7, measures=True), None) == 9
     assert systems.warm_up(with_plans(None, None, 2, 4, 6, measures=True), None) == 6
-    for restless in (range(1, 20), [0], [None], [0, 0, 3]):
+    trial = (0, 0, 0, 3, 3, 3, 3, 7, 7, 7, 7, 11)
+    assert systems.warm_up(with_plans(*trial, measures=True, factored=[7]), None) == systems.MOST_WARMUP_STEPS  # 11 changed it back
+    assert systems.warm_up(with_plans(*trial, 11, 11, 11, 15, measures=True, factored=[7]), None) == 17
+    assert systems.warm_up(with_plans(*trial, measures=True, factored=[7, 11]), None) == 13
+    for restless in (range(1, 40), [0], [None], [0, 0, 3]):
         assert systems.warm_up(with_plans(*restless, measures=True), None) == systems.MOST_WARMUP_STEPS
 
 

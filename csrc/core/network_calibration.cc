@@ -3,19 +3,25 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "core/byte_io.h"
 #include "core/gather_bytes.h"
+#include "core/median.h"
 
 namespace poseidon {
 namespace {
 
 constexpr int64_t kFirstBytes = int64_t{1} << 12;
 constexpr int64_t kLastBytes = int64_t{1} << 24;
-constexpr int kGrowth = 4;  // from size to size
+constexpr int kGrowth = 8;  // from size to size
 constexpr int kMostTrials = 5;
 constexpr double kShortSeconds = 0.02;  // below it a size is tried kMostTrials times, else twice
+// Until a size takes so many times as long as the smallest, the time is mostly alpha and tells little of beta: then the budget may be
+// exceeded so many times.
+constexpr double kTellingRatio = 5;
+constexpr double kBudgetsUntilThen = 2.5;
 
 // One collective of a given size, timed by the engine's own marks.
 class Probe final : public Exchange {
@@ -73,6 +79,7 @@ Status ShareDurations(Engine& engine, const CalibrationOptions& options, const s
 Status MeasureKind(Engine& engine, const CalibrationOptions& options, Scheme scheme, std::vector<Trial>* trials) {
   const std::string prefix = options.name_prefix + (scheme == Scheme::kAllreduce ? ".allreduce." : ".allgather.");
   double spent = 0;
+  double smallest = 0;
   int repeats = kMostTrials;
   for (int64_t bytes = kFirstBytes; bytes <= kLastBytes; bytes *= kGrowth) {
     // Of an allgather each rank contributes its share.
@@ -90,15 +97,18 @@ Status MeasureKind(Engine& engine, const CalibrationOptions& options, Scheme sch
     Status status = ShareDurations(engine, options, prefix + "durations", mine, static_cast<double>(counted), trials);
     if (!status.ok()) return status;
     // From what all ranks know alike: what this size took, and what the next would.
-    double slowest = 0;
+    std::vector<double> took;
     for (size_t i = trials->size() - mine.size(); i < trials->size(); ++i) {
       const auto& seconds = (*trials)[i].seconds_by_rank;
-      slowest = std::max(slowest, *std::min_element(seconds.begin(), seconds.end()));
+      took.push_back(*std::min_element(seconds.begin(), seconds.end()));
     }
-    spent += slowest * static_cast<double>(repeats + 1);
-    const double next = slowest * kGrowth;
+    const double typical = Median(took);
+    if (bytes == kFirstBytes) smallest = typical;
+    spent += std::accumulate(took.begin(), took.end(), typical);  // the first, untimed one too
+    const double next = smallest + std::max(0.0, typical - smallest) * kGrowth;
     repeats = next < kShortSeconds ? kMostTrials : 2;
-    if (spent + next * (repeats + 1) > options.budget_seconds) break;
+    const double budgets = typical < kTellingRatio * smallest ? kBudgetsUntilThen : 1;
+    if (spent + next * (repeats + 1) > budgets * options.budget_seconds) break;
   }
   return Status::OK();
 }

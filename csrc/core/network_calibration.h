@@ -25,7 +25,7 @@ struct CalibrationOptions {
   std::string name_prefix;      // of wire names
   int process_set = 0;
   int size = 1;
-  double budget_seconds = 0.5;  // per kind of collective; one size at least is always measured
+  double budget_seconds = 0.5;  // per kind of collective, 2.5 times that where latency hides the bandwidth; one size is always measured
 };
 
 // Called by all ranks together, outside of any step's traffic. All ranks see the same trials, so all return the same model, and

@@ -18,6 +18,8 @@ namespace {
 constexpr int kMostSweeps = 12;
 constexpr size_t kMostForAllPairs = 32;
 constexpr size_t kPairDistance = 6;
+// Of a step that was observed. A model that explains less is not believed.
+constexpr double kLeastExplained = 0.5;
 
 double Objective(const StepModel& model, const std::vector<Scheme>& schemes) { return Objective(SimulateStep(model, schemes)); }
 
@@ -149,6 +151,8 @@ class Verdict {
         std::min_element(tried_.begin(), tried_.end(), [](const TriedChoice* a, const TriedChoice* b) { return a->seconds < b->seconds; });
     return it == tried_.end() ? nullptr : *it;
   }
+  // The model leaves more of the fastest unexplained than it explains.
+  bool Refuted() const { return SimulateStep(model_, Fastest()->schemes).step < kLeastExplained * Fastest()->seconds; }
   // Not tried, and predicted to beat the fastest. `expected`: what the model did not explain of the fastest is expected again.
   bool WorthTrying(const std::vector<Scheme>& schemes, double least_gain, bool expected,
                    double at_most = std::numeric_limits<double>::infinity()) const {
@@ -203,10 +207,14 @@ TimeChoice ChooseByTime(const StepModel& model, const std::vector<Scheme>& alter
   if (const TriedChoice* fastest = verdict.Fastest()) {
     const TriedChoice* in_force = verdict.Tried(current);
     if (in_force != nullptr && in_force->seconds - fastest->seconds < least) fastest = in_force;
-    // There are many choices that the search may come up with, and only one all-allreduce: that one gets the benefit of the doubt.
-    const bool try_found = verdict.WorthTrying(choice.schemes, least, /*expected=*/true);
-    const bool try_dense = !try_found && verdict.WorthTrying(search.dense(), least, /*expected=*/false, dense_at_most);
-    if (!try_found) choice.schemes = try_dense ? search.dense() : fastest->schemes;
+    // There are many choices that the search may come up with, and only one all-allreduce: that one gets the benefit of the doubt. So does
+    // the one with the fewest bytes where the model is good for nothing.
+    const std::vector<Scheme> fewest = search.StartWhere([](const StepTensor& t) { return t.gather_bytes < 2 * t.allreduce_bytes; });
+    if (!verdict.WorthTrying(choice.schemes, least, /*expected=*/true)) {
+      const bool try_dense = verdict.WorthTrying(search.dense(), least, /*expected=*/false, dense_at_most);
+      const bool try_fewest = !try_dense && verdict.Refuted() && search.Possible(fewest) && verdict.Tried(fewest) == nullptr;
+      choice.schemes = try_dense ? search.dense() : try_fewest ? fewest : fastest->schemes;
+    }
   }
   choice.chosen = SimulateStep(model, choice.schemes);
   return choice;

@@ -172,6 +172,18 @@ TEST(AFirstStepThatWasFasterSpeaksForAllreduce) {
   POSEIDON_CHECK_EQ(ChooseByTime(model, {kS}, {false}, {}, {kS}, {{{kS}, 12}, {{kA}, 14}}, 11).schemes, std::vector<Scheme>{kS});
 }
 
+TEST(WhereTheModelExplainsLittleTheFewestBytesGetATurn) {
+  StepModel model = OneLayer(8);
+  model.allreduce.beta = 0.1;  // mistaken: 2
+  const std::vector<Scheme> dense = {kA}, factors = {kS};
+  POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}}), factors);
+  POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 3}}), dense);
+  POSEIDON_CHECK_EQ(ChooseTried(model, factors, {{dense, 11}, {factors, 15}}), dense);
+  POSEIDON_CHECK_EQ(ChooseTried(model, factors, {{dense, 11}, {factors, 9}}), factors);
+  model.tensors[0].gather_bytes = 21;  // more than a ring sends of the gradient
+  POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}}), dense);
+}
+
 TEST(WhatWasTriedUnderAnotherLimitDoesNotCount) {
   TimeChoiceSettings settings;
   settings.gather_memory_bytes = 4;

@@ -5,6 +5,7 @@
 
 #include "torch/catching.h"
 #include "torch/dtypes.h"
+#include "torch/factor_kernels.h"
 #include "torch/status_error.h"
 
 namespace poseidon {
@@ -124,6 +125,7 @@ void EmbeddingLayer::ClearResult(Target& t) {
 
 Status EmbeddingLayer::Rebuild(const Buffer&, const bool add[2]) {
   return Catching("Cannot rebuild the gradient of " + name() + " from its rows", [&] {
+    UseThreadsOfTorch();
     RowGroups groups;
     Status status = GroupRows(gathered_, weight().size(0), &groups);
     if (!status.ok()) return status;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include <ATen/Parallel.h>
+
 #include "torch/dtypes.h"
 
 namespace poseidon {
@@ -21,6 +23,8 @@ at::Tensor FactorD(const at::Tensor& gathered, const FactorLayout& layout) {
 }
 
 }  // namespace
+
+void UseThreadsOfTorch() { at::init_num_threads(); }
 
 void PackRows(const at::Tensor& x, const at::Tensor& d, const FactorLayout& layout, int64_t first, at::Tensor& message) {
   at::Tensor rows = message.narrow(0, first, x.size(0));

@@ -7,6 +7,10 @@
 
 namespace poseidon {
 
+// What the calling thread computes from now on takes as many threads as torch.set_num_threads() said last. Threads that are not PyTorch's
+// own know only of OMP_NUM_THREADS.
+void UseThreadsOfTorch();
+
 // Copies x (K x N) and d (K x M), any strides, into rows [first, first + K) of the message, converting to its dtype. The flag
 // column is left alone.
 void PackRows(const at::Tensor& x, const at::Tensor& d, const FactorLayout& layout, int64_t first, at::Tensor& message);

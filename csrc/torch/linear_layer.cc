@@ -46,6 +46,7 @@ void LinearLayer::SpillRows() {
 
 Status LinearLayer::Rebuild(const Buffer&, const bool add[2]) {
   return Catching("Cannot rebuild the gradient of " + name() + " from its factors", [&] {
+    UseThreadsOfTorch();
     RebuildWeight(gathered_, layout(), scale_, add[kWeight], target(kWeight).result);
     if (has_bias()) RebuildBias(gathered_, layout(), scale_, add[kBias], target(kBias).result);
     return Status::OK();

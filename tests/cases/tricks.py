@@ -1,6 +1,7 @@
 """Ways of calling a model and of driving optimizers: functional calls, torch.compile, GANs, closures, schedulers."""
 
 import inspect
+import os
 import warnings
 
 import torch
@@ -20,6 +21,28 @@ def functional_call_with_own_parameters(rank):
         loss_of(functional_call(m, dict(m.named_parameters()), (t.x(6, 12),))).backward()
 
     check(rank, mlp, run, expect={"*": "sfb"})
+
+
+@case
+def rebuilding_takes_as_many_threads_as_torch(rank):
+    """torch.set_num_threads() counts on the engine's thread too, whenever it was called."""
+    model = Linear(512, 512)
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), policy="sfb")
+
+    def threads():
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(64, 512)).sum().backward()
+            optimizer.step()
+        return len(os.listdir("/proc/self/task"))
+
+    alone = threads()
+    try:
+        torch.set_num_threads(2)
+        together = threads()  # the training thread's helper and the engine's
+    finally:
+        torch.set_num_threads(1)
+    assert schemes_of(optimizer)["weight"] == "sfb" and together == alone + 2, (alone, together)
 
 
 @case
