@@ -24,7 +24,7 @@ BUILDERS: Dict[str, Callable[[torch.nn.Module], "System"]] = {}
 PHASES = ("forward", "backward", "synchronize", "update")
 STAGES = ("pack", "queue", "wire", "handoff", "rebuild", "waited")
 
-MOST_WARMUP_STEPS = 24  # of a system whose plan follows from measurements
+MOST_WARMUP_STEPS = 128  # of a system whose plan follows from measurements; only short steps are tried so often
 _MEASURING_METHODS = ("auto", "merged")  # whose slices follow from measurements
 
 _NAP_SECONDS = 2e-4
@@ -116,7 +116,7 @@ def warm_up(system: System, loss_of: Callable[[Callable], torch.Tensor]) -> int:
     """Steps until every later one does the same.
 
     A plan that follows from measurements is made again once some steps have been timed, and again to compare what came of that. Once
-    there have been three, and the last has changed nothing, and a step was taken under it, the system is warm. If that does not happen
+    there have been three, and the last has changed no scheme, and a step was taken under it, the system is warm. If that does not happen
     ``MOST_WARMUP_STEPS`` must do. Later revisions fall into what is timed, as in training.
 
     Returns:
@@ -130,15 +130,15 @@ def warm_up(system: System, loss_of: Callable[[Callable], torch.Tensor]) -> int:
 
 
 def _plan_and_content(system: System) -> Tuple[Any, Any]:
-    """The step at which the plan was made, and what it says; None without a plan."""
+    """The step at which the plan was made, and its schemes; None without a plan."""
     plan = plan_of(system)
     if plan is None:
         return None, None
-    return plan["made_at_step"], ([tensor["scheme"] for tensor in plan["tensors"]], plan.get("dense"))
+    return plan["made_at_step"], [tensor["scheme"] for tensor in plan["tensors"]]
 
 
 def _settled(plans: Sequence[Tuple[Any, Any]]) -> bool:
-    """Whether the last step ran under a plan, at least the third, that says the same as the one before it."""
+    """Whether the last step ran under a plan, at least the third, that chose the same schemes as the one before it."""
     contents = dict(plan for plan in plans if plan[0] is not None)
     return len(contents) > 2 and list(contents.values())[-1] == list(contents.values())[-2] and plans[-1][0] == plans[-2][0]
 

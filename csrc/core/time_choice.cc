@@ -20,6 +20,9 @@ constexpr size_t kMostForAllPairs = 32;
 constexpr size_t kPairDistance = 6;
 // Of a step that was observed. A model that explains less is not believed.
 constexpr double kLeastExplained = 0.5;
+// Short steps vary: until a choice has been in force for so long, one that took less than kNear times the fastest may be as good.
+constexpr double kLookSeconds = 0.3;
+constexpr double kNear = 1.5;
 
 double Objective(const StepModel& model, const std::vector<Scheme>& schemes) { return Objective(SimulateStep(model, schemes)); }
 
@@ -151,6 +154,15 @@ class Verdict {
         std::min_element(tried_.begin(), tried_.end(), [](const TriedChoice* a, const TriedChoice* b) { return a->seconds < b->seconds; });
     return it == tried_.end() ? nullptr : *it;
   }
+  // Another than the fastest, null if there is none.
+  const TriedChoice* Doubtful(const TriedChoice& fastest) const {
+    const TriedChoice* found = nullptr;
+    for (const TriedChoice* choice : tried_) {
+      if (choice == &fastest || choice->total >= kLookSeconds || choice->seconds >= kNear * fastest.seconds) continue;
+      if (found == nullptr || choice->seconds < found->seconds) found = choice;
+    }
+    return found;
+  }
   // The model leaves more of the fastest unexplained than it explains.
   bool Refuted() const { return SimulateStep(model_, Fastest()->schemes).step < kLeastExplained * Fastest()->seconds; }
   // Not tried, and predicted to beat the fastest. `expected`: what the model did not explain of the fastest is expected again.
@@ -213,7 +225,8 @@ TimeChoice ChooseByTime(const StepModel& model, const std::vector<Scheme>& alter
     if (!verdict.WorthTrying(choice.schemes, least, /*expected=*/true)) {
       const bool try_dense = verdict.WorthTrying(search.dense(), least, /*expected=*/false, dense_at_most);
       const bool try_fewest = !try_dense && verdict.Refuted() && search.Possible(fewest) && verdict.Tried(fewest) == nullptr;
-      choice.schemes = try_dense ? search.dense() : try_fewest ? fewest : fastest->schemes;
+      const TriedChoice* again = fastest == in_force ? verdict.Doubtful(*fastest) : nullptr;
+      choice.schemes = try_dense ? search.dense() : try_fewest ? fewest : again != nullptr ? again->schemes : fastest->schemes;
     }
   }
   choice.chosen = SimulateStep(model, choice.schemes);

@@ -19,7 +19,8 @@ double Objective(const StepEstimate& estimate);
 // A choice that has been in force, and the steps that it gave.
 struct TriedChoice {
   std::vector<Scheme> schemes;
-  double seconds = 0;
+  double seconds = 0;                                       // a step
+  double total = std::numeric_limits<double>::infinity();  // seconds in force
 };
 
 struct TimeChoice {
@@ -41,6 +42,7 @@ struct TimeChoice {
 // Measurement overrules prediction: of the choices that have been tried the fastest is kept, unless the search's result, or
 // all-allreduce, has not been tried and is predicted to beat even that by the margin; then it is the next to be tried. So the number of
 // wrong steps that a wrong prediction costs is bounded, and what stays in force is not slower than all-allreduce where that came near.
+// A choice that was in force for 0.3 s altogether or less, and came near, is tried again: a few short steps say little.
 // Where the model explains less than half of the fastest step, the choice with the fewest bytes is tried too, whatever is predicted.
 // dense_at_most: what a step with everything allreduced took at most, if that is known.
 TimeChoice ChooseByTime(const StepModel& model, const std::vector<Scheme>& alternative, const std::vector<bool>& forced,

@@ -172,6 +172,15 @@ TEST(AFirstStepThatWasFasterSpeaksForAllreduce) {
   POSEIDON_CHECK_EQ(ChooseByTime(model, {kS}, {false}, {}, {kS}, {{{kS}, 12}, {{kA}, 14}}, 11).schemes, std::vector<Scheme>{kS});
 }
 
+TEST(AShortLookIsTakenAgain) {
+  const StepModel model = OneLayer(8);
+  const std::vector<Scheme> dense = {kA}, factors = {kS};
+  POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}, {factors, 12, 0.1}}), factors);
+  POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}, {factors, 12, 0.4}}), dense);
+  POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}, {factors, 20, 0.1}}), dense);  // far off
+  POSEIDON_CHECK_EQ(ChooseTried(model, factors, {{dense, 11}, {factors, 12, 0.1}}), dense);  // the faster one first
+}
+
 TEST(WhereTheModelExplainsLittleTheFewestBytesGetATurn) {
   StepModel model = OneLayer(8);
   model.allreduce.beta = 0.1;  // mistaken: 2

@@ -20,6 +20,7 @@ namespace {
 constexpr int64_t kFirstRevision = 3;
 constexpr int64_t kMostStepsBetweenPlans = 64;
 constexpr int64_t kStepsOfTrial = 4;  // after which a choice that took another's place is compared with it
+constexpr double kRememberedSeconds = 1;  // of a choice's earlier steps weigh against those seen last
 // Rows beyond this factor of what the plan expects, for so many steps in a row, bring the next plan forward. A short last batch
 // of an epoch does not.
 constexpr double kRowsFactor = 2;
@@ -319,8 +320,12 @@ void Session::NoteTried() {
   std::vector<TriedChoice>& tried = time_inputs_.tried;
   if (steps_of_other_rows_ >= kStepsOfOtherRows) tried.clear();
   if (current.empty() || merged_profile_.step_seconds <= 0) return;
-  tried.erase(std::remove_if(tried.begin(), tried.end(), [&](const TriedChoice& each) { return each.schemes == current; }), tried.end());
-  tried.push_back({std::move(current), merged_profile_.step_seconds});
+  auto it = std::find_if(tried.begin(), tried.end(), [&](const TriedChoice& each) { return each.schemes == current; });
+  if (it == tried.end()) it = tried.insert(it, {std::move(current), 0, 0});
+  const double seen = merged_profile_.step_seconds * static_cast<double>(steps_under_plan_);
+  const double before = std::min(it->total, kRememberedSeconds);
+  it->seconds = (it->seconds * before + merged_profile_.step_seconds * seen) / (before + seen);
+  it->total += seen;
 }
 
 // A layer that nobody used in this step says nothing of the next one: it stays what it is.
@@ -346,10 +351,12 @@ void Session::AdoptPlan() {
     if (factored && !IsFactored(next_plan_.decisions[i].scheme)) RemoveFactored(static_cast<int>(i));
   }
   const bool same_slices = plan_.slices == next_plan_.slices && plan_.dense_method == next_plan_.dense_method;
+  first_under_plan_ = !planned_ || changed || !same_slices;
   plan_ = std::move(next_plan_);
   planned_ = true;
   if (!same_slices) MakeSlices();
   step_history_.clear();
+  steps_under_plan_ = 0;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
     p.sparse = merged_profile_.tensors[i].sparse;

@@ -1,6 +1,7 @@
 // Session's clock: when in a step each gradient was complete, translated into what it would have been had everything been dense, so that
 // the selector can predict any choice from it whatever the choice in force.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "torch/session.h"
@@ -11,7 +12,7 @@ namespace {
 
 // Whose median counts.
 constexpr size_t kSteps = 3;          // of a gradient's moment
-constexpr size_t kObservedSteps = 9;  // of whole steps
+constexpr size_t kObservedSteps = 32; // of whole steps
 
 void Push(double value, std::vector<double>* history, size_t most = kSteps) {
   if (history->size() == most) history->erase(history->begin());
@@ -78,7 +79,9 @@ void Session::RecordTimeline() {
 void Session::RecordStep() {
   if (!GoesByTime() || SomeRankIsMissing()) return;
   if (planned_) {
+    if (std::exchange(first_under_plan_, false)) return;  // new names, new memory
     Push(SinceStepBegan(), &step_history_, kObservedSteps);
+    ++steps_under_plan_;
     return;
   }
   // In step 0 ranks have agreed on the plan meanwhile. What was sent before that had its turn before.
