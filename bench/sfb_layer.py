@@ -52,7 +52,7 @@ def main():
     before = {s.name: s.optimizer.stats() for s in built if hasattr(s.optimizer, "stats")}
     for _ in range(args.steps):
         for system in built:
-            hvd.barrier()
+            systems.wait_for_all()
             start = time.perf_counter()
             system.run(loss_of)
             seconds[system.name].append(time.perf_counter() - start)

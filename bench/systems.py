@@ -24,7 +24,9 @@ BUILDERS: Dict[str, Callable[[torch.nn.Module], "System"]] = {}
 PHASES = ("forward", "backward", "synchronize", "update")
 STAGES = ("pack", "queue", "wire", "handoff", "rebuild", "waited")
 
-MOST_WARMUP_STEPS = 128  # of a system whose plan follows from measurements; only short steps are tried so often
+MOST_WARMUP_STEPS = 24  # of a system whose plan follows from measurements
+MOST_SHORT_WARMUP_STEPS = 128  # where they are short: those are tried more often
+_SHORT_SECONDS = 0.1
 _MEASURING_METHODS = ("auto", "merged")  # whose slices follow from measurements
 
 _NAP_SECONDS = 2e-4
@@ -117,16 +119,22 @@ def warm_up(system: System, loss_of: Callable[[Callable], torch.Tensor]) -> int:
 
     A plan that follows from measurements is made again once some steps have been timed, and again to compare what came of that. Once
     there have been three, and the last has changed no scheme, and a step was taken under it, the system is warm. If that does not happen
-    ``MOST_WARMUP_STEPS`` must do. Later revisions fall into what is timed, as in training.
+    ``MOST_WARMUP_STEPS`` must do, or ``MOST_SHORT_WARMUP_STEPS`` where the plan predicts short ones. Later revisions fall into what is timed, as in training.
 
     Returns:
         How many steps that took, the same on every rank.
     """
     plans: List[Tuple[Any, Any]] = []
-    while len(plans) < system.warmup_steps or system.measures and len(plans) < MOST_WARMUP_STEPS and not _settled(plans):
+    while len(plans) < system.warmup_steps or system.measures and len(plans) < _most_steps(system) and not _settled(plans):
         system.run(loss_of, update=True)
         plans.append(_plan_and_content(system))
     return len(plans)
+
+
+def _most_steps(system: System) -> int:
+    """The same on every rank, as what it depends on is."""
+    predicted = (plan_of(system) or {}).get("predicted_step_seconds")
+    return MOST_WARMUP_STEPS if predicted is None or predicted >= _SHORT_SECONDS else MOST_SHORT_WARMUP_STEPS
 
 
 def _plan_and_content(system: System) -> Tuple[Any, Any]:
@@ -315,7 +323,8 @@ def poseidon(model: torch.nn.Module, policy: str, *, name: Optional[str] = None,
         dense: of ``DistributedOptimizer``, how what is allreduced travels.
     """
     optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters(), policy=policy, schemes=schemes, dense=dense)
-    measures = policy == "time" or (dense or ("auto" if policy == "allreduce" else "lazy")) in _MEASURING_METHODS
+    by_time = policy == "time" or (dense or ("auto" if policy == "allreduce" else "lazy")) in _MEASURING_METHODS
+    measures = by_time and hvd.size() > 1  # one rank makes one plan
     return System(name or f"poseidon-{policy}", model, model, optimizer, measures=measures)
 
 

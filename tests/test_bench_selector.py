@@ -10,6 +10,7 @@ import pytest
 
 from bench import cells, launch, regret, selector
 from bench.cells import SCHEMES, Cell
+from bench.systems import MOST_SHORT_WARMUP_STEPS
 from harness.bench import bench
 
 BIG = Cell(8192, 8192, 512, 8, "50mbit")
@@ -33,7 +34,7 @@ def test_every_cell_of_the_sample_is_measured(small):
         assert (record["ranks"], record["rate"]) == (2, "unshaped")
         assert set(record["timing"]) == {*SCHEMES, "policy"} and len({timing["count"] for timing in record["timing"].values()}) == 1
         assert record["gradient_error"] < 1e-5
-        assert set(record["predicted_seconds"]) == set(SCHEMES) and record["warmup_steps"] <= 16
+        assert set(record["predicted_seconds"]) == set(SCHEMES) and record["warmup_steps"] <= MOST_SHORT_WARMUP_STEPS
 
 
 def test_verdicts_follow_from_the_times(small):

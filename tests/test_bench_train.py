@@ -103,6 +103,8 @@ def test_warm_up_ends_with_a_plan_that_was_made_from_measurements():
     assert systems.warm_up(with_plans(*trial, measures=True, factored=[7]), None) == systems.MOST_WARMUP_STEPS  # 11 changed it back
     assert systems.warm_up(with_plans(*trial, 11, 11, 11, 15, measures=True, factored=[7]), None) == 17
     assert systems.warm_up(with_plans(*trial, measures=True, factored=[7, 11]), None) == 13
+    short = with_plans(*range(1, 200), measures=True, predicted=0.01)
+    assert systems.warm_up(short, None) == systems.MOST_SHORT_WARMUP_STEPS
     for restless in (range(1, 200), [0], [None], [0, 0, 3]):
         assert systems.warm_up(with_plans(*restless, measures=True), None) == systems.MOST_WARMUP_STEPS
 

@@ -22,7 +22,12 @@ constexpr size_t kPairDistance = 6;
 constexpr double kLeastExplained = 0.5;
 // Short steps vary: until a choice has been in force for so long, one that took less than kNear times the fastest may be as good.
 constexpr double kLookSeconds = 0.3;
+constexpr int64_t kLookSteps = 3;
 constexpr double kNear = 1.5;
+// Steps so short are tried without much ado.
+constexpr double kShortStep = 0.04;
+// Choices that are tried although something else is predicted to be better.
+constexpr size_t kMostTried = 4;
 
 double Objective(const StepModel& model, const std::vector<Scheme>& schemes) { return Objective(SimulateStep(model, schemes)); }
 
@@ -158,23 +163,37 @@ class Verdict {
   const TriedChoice* Doubtful(const TriedChoice& fastest) const {
     const TriedChoice* found = nullptr;
     for (const TriedChoice* choice : tried_) {
-      if (choice == &fastest || choice->total >= kLookSeconds || choice->seconds >= kNear * fastest.seconds) continue;
+      const bool seen = choice->total >= kLookSeconds && choice->steps >= kLookSteps;
+      if (choice == &fastest || seen || choice->seconds >= kNear * fastest.seconds) continue;
       if (found == nullptr || choice->seconds < found->seconds) found = choice;
     }
     return found;
   }
   // The model leaves more of the fastest unexplained than it explains.
   bool Refuted() const { return SimulateStep(model_, Fastest()->schemes).step < kLeastExplained * Fastest()->seconds; }
+  // Not tried, and not predicted to be far off, where a look is cheap.
+  bool WorthALook(const std::vector<Scheme>& schemes) const {
+    const TriedChoice& fastest = *Fastest();
+    if (fastest.seconds >= kShortStep || Tried(schemes) != nullptr || tried_.size() >= kMostTried) return false;
+    return SimulateStep(model_, schemes).step + Unexplained(fastest) < kNear * fastest.seconds;
+  }
+  bool WorthTryingWhateverIsPredicted(const std::vector<Scheme>& schemes) const {
+    return Refuted() && Tried(schemes) == nullptr && tried_.size() < kMostTried;
+  }
   // Not tried, and predicted to beat the fastest. `expected`: what the model did not explain of the fastest is expected again.
   bool WorthTrying(const std::vector<Scheme>& schemes, double least_gain, bool expected,
                    double at_most = std::numeric_limits<double>::infinity()) const {
     if (Tried(schemes) != nullptr) return false;
     const TriedChoice& fastest = *Fastest();
-    const double unexplained = expected ? std::max(0.0, fastest.seconds - SimulateStep(model_, fastest.schemes).step) : 0;
+    const double unexplained = expected ? Unexplained(fastest) : 0;
     return std::min(at_most, SimulateStep(model_, schemes).step + unexplained) < fastest.seconds - least_gain;
   }
 
  private:
+  double Unexplained(const TriedChoice& choice) const {
+    return std::max(0.0, choice.seconds - SimulateStep(model_, choice.schemes).step);
+  }
+
   const StepModel& model_;
   std::vector<const TriedChoice*> tried_;
 };
@@ -220,11 +239,13 @@ TimeChoice ChooseByTime(const StepModel& model, const std::vector<Scheme>& alter
     const TriedChoice* in_force = verdict.Tried(current);
     if (in_force != nullptr && in_force->seconds - fastest->seconds < least) fastest = in_force;
     // There are many choices that the search may come up with, and only one all-allreduce: that one gets the benefit of the doubt. So does
-    // the one with the fewest bytes where the model is good for nothing.
+    // the one with the fewest bytes where the model is good for nothing. Of short steps both get a look.
     const std::vector<Scheme> fewest = search.StartWhere([](const StepTensor& t) { return t.gather_bytes < 2 * t.allreduce_bytes; });
     if (!verdict.WorthTrying(choice.schemes, least, /*expected=*/true)) {
-      const bool try_dense = verdict.WorthTrying(search.dense(), least, /*expected=*/false, dense_at_most);
-      const bool try_fewest = !try_dense && verdict.Refuted() && search.Possible(fewest) && verdict.Tried(fewest) == nullptr;
+      const bool try_dense =
+          verdict.WorthTrying(search.dense(), least, /*expected=*/false, dense_at_most) || verdict.WorthALook(search.dense());
+      const bool try_fewest = !try_dense && search.Possible(fewest) &&
+                              (verdict.WorthTryingWhateverIsPredicted(fewest) || verdict.WorthALook(fewest));
       const TriedChoice* again = fastest == in_force ? verdict.Doubtful(*fastest) : nullptr;
       choice.schemes = try_dense ? search.dense() : try_fewest ? fewest : again != nullptr ? again->schemes : fastest->schemes;
     }

@@ -1,6 +1,7 @@
 // The choice that makes the predicted step shortest. Pure function, any thread.
 #pragma once
 
+#include <cstdint>
 #include <limits>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct TriedChoice {
   std::vector<Scheme> schemes;
   double seconds = 0;                                       // a step
   double total = std::numeric_limits<double>::infinity();  // seconds in force
+  int64_t steps = std::numeric_limits<int64_t>::max();
 };
 
 struct TimeChoice {
@@ -42,8 +44,9 @@ struct TimeChoice {
 // Measurement overrules prediction: of the choices that have been tried the fastest is kept, unless the search's result, or
 // all-allreduce, has not been tried and is predicted to beat even that by the margin; then it is the next to be tried. So the number of
 // wrong steps that a wrong prediction costs is bounded, and what stays in force is not slower than all-allreduce where that came near.
-// A choice that was in force for 0.3 s altogether or less, and came near, is tried again: a few short steps say little.
-// Where the model explains less than half of the fastest step, the choice with the fewest bytes is tried too, whatever is predicted.
+// A choice that was in force for less than 0.3 s or 3 steps altogether, and came near, is tried again: a few short steps say little. Where
+// the model explains less than half of the fastest step, or a look costs next to nothing, the choice with the fewest bytes gets a turn
+// although another is predicted to be better; in the latter case all-allreduce too.
 // dense_at_most: what a step with everything allreduced took at most, if that is known.
 TimeChoice ChooseByTime(const StepModel& model, const std::vector<Scheme>& alternative, const std::vector<bool>& forced,
                         const TimeChoiceSettings& settings, const std::vector<Scheme>& current = {},

@@ -178,7 +178,23 @@ TEST(AShortLookIsTakenAgain) {
   POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}, {factors, 12, 0.1}}), factors);
   POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}, {factors, 12, 0.4}}), dense);
   POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}, {factors, 20, 0.1}}), dense);  // far off
+  POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}, {factors, 12, 9, 1}}), factors);
+  POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}, {factors, 12, 36, 3}}), dense);
   POSEIDON_CHECK_EQ(ChooseTried(model, factors, {{dense, 11}, {factors, 12, 0.1}}), dense);  // the faster one first
+}
+
+TEST(ShortStepsAreTriedWithoutMuchAdo) {
+  StepModel model = OneLayer(14);  // factors are predicted to take 15 against 11
+  const std::vector<Scheme> dense = {kA}, factors = {kS};
+  POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}}), dense);
+  model.compute = model.tensors[0].ready = 0.001;
+  model.allreduce.beta = model.allgather.beta = 0.001;
+  POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 0.011}}), factors);
+  POSEIDON_CHECK_EQ(ChooseTried(model, factors, {{dense, 0.011}, {factors, 0.015}}), dense);
+  model.tensors[0].gather_bytes = 18;  // far off
+  POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 0.011}}), dense);
+  model.tensors[0].gather_bytes = 8;
+  POSEIDON_CHECK_EQ(ChooseTried(model, factors, {{factors, 0.009}}), dense);
 }
 
 TEST(WhereTheModelExplainsLittleTheFewestBytesGetATurn) {

@@ -131,6 +131,7 @@ double ComputeCalibration::Contention() {
   const double alone = BestOfTwo(product);
   const double together = BestOfTwo([&] {
     std::thread other([&] {
+      UseThreadsOfTorch();
       at::NoGradGuard guard;
       product();
     });

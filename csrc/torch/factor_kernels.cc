@@ -1,6 +1,7 @@
 #include "torch/factor_kernels.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include <ATen/Parallel.h>
@@ -14,6 +15,8 @@ namespace {
 // float32 elements of the tile through which a 16-bit gradient is rebuilt: small enough for the cache.
 constexpr int64_t kTileElements = 1 << 18;
 
+std::atomic<int> threads_of_torch{0};
+
 at::Tensor FactorX(const at::Tensor& gathered, const FactorLayout& layout) {
   return gathered.narrow(1, layout.x_offset(), layout.in_features);
 }
@@ -24,7 +27,15 @@ at::Tensor FactorD(const at::Tensor& gathered, const FactorLayout& layout) {
 
 }  // namespace
 
-void UseThreadsOfTorch() { at::init_num_threads(); }
+void NoteThreadsOfTorch() { threads_of_torch.store(at::get_num_threads(), std::memory_order_relaxed); }
+
+void UseThreadsOfTorch() {
+  thread_local int used = 0;
+  const int wanted = threads_of_torch.load(std::memory_order_relaxed);
+  if (wanted == used) return;
+  used = wanted;
+  at::init_num_threads();
+}
 
 void PackRows(const at::Tensor& x, const at::Tensor& d, const FactorLayout& layout, int64_t first, at::Tensor& message) {
   at::Tensor rows = message.narrow(0, first, x.size(0));

@@ -7,8 +7,9 @@
 
 namespace poseidon {
 
-// What the calling thread computes from now on takes as many threads as torch.set_num_threads() said last. Threads that are not PyTorch's
-// own know only of OMP_NUM_THREADS.
+// torch.set_num_threads() reaches the thread that calls it, and others only once. So the training thread notes what it said, and what
+// another thread computes after UseThreadsOfTorch() takes as many.
+void NoteThreadsOfTorch();
 void UseThreadsOfTorch();
 
 // Copies x (K x N) and d (K x M), any strides, into rows [first, first + K) of the message, converting to its dtype. The flag

@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "torch/factor_kernels.h"
 #include "torch/owners.h"
 #include "torch/status_error.h"
 
@@ -301,6 +302,7 @@ bool Session::SendFactors(Factored& factored) {
   double pack_seconds = 0;
   ThrowIfError(weight.layer->PrepareMessage(&message, &flags, &pack_seconds));
   factored.exchange->SetMessage(message, flags, pack_seconds);
+  NoteThreadsOfTorch();
   Submit(factored.exchange);
   weight.counter.MarkSent();
   if (factored.bias >= 0) parameters_[factored.bias].counter.MarkSent();

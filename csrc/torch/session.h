@@ -237,6 +237,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void StopFactored(int weight_index, const std::string& reason);
   void RemoveFactored(int weight_index);
   void NoteRows();
+  void ForgetSteps();
 
   // Timing of steps (session_timing.cc).
   double SinceStepBegan() const;

@@ -190,7 +190,14 @@ void Session::NoteRows() {
     const auto rows = static_cast<double>(factored.exchange->gathered_rows());
     return rows > 0 && (rows > expected * kRowsFactor || rows * kRowsFactor < expected);  // none: unused for now
   });
+  if (other && steps_of_other_rows_ == 0) ForgetSteps();
   steps_of_other_rows_ = other ? steps_of_other_rows_ + 1 : 0;
+}
+
+// Steps from now on are not like those before. The same on all ranks.
+void Session::ForgetSteps() {
+  step_history_.clear();
+  steps_under_plan_ = 0;
 }
 
 // Measures what policy kTime needs and has not measured yet. Collective: which network trials run depends on agreed values alone.
@@ -319,13 +326,14 @@ void Session::NoteTried() {
   time_inputs_.slices = plan_.slices;
   std::vector<TriedChoice>& tried = time_inputs_.tried;
   if (steps_of_other_rows_ >= kStepsOfOtherRows) tried.clear();
-  if (current.empty() || merged_profile_.step_seconds <= 0) return;
+  if (current.empty() || merged_profile_.step_seconds <= 0 || steps_under_plan_ == 0) return;
   auto it = std::find_if(tried.begin(), tried.end(), [&](const TriedChoice& each) { return each.schemes == current; });
-  if (it == tried.end()) it = tried.insert(it, {std::move(current), 0, 0});
+  if (it == tried.end()) it = tried.insert(it, {std::move(current), 0, 0, 0});
   const double seen = merged_profile_.step_seconds * static_cast<double>(steps_under_plan_);
   const double before = std::min(it->total, kRememberedSeconds);
   it->seconds = (it->seconds * before + merged_profile_.step_seconds * seen) / (before + seen);
   it->total += seen;
+  it->steps += steps_under_plan_;
 }
 
 // A layer that nobody used in this step says nothing of the next one: it stays what it is.
@@ -338,6 +346,7 @@ void Session::KeepUnused(Plan* plan) const {
 
 void Session::AdoptPlan() {
   next_plan_at_ = std::max(kFirstRevision, std::min(2 * plan_clock_ + 2, plan_clock_ + kMostStepsBetweenPlans));
+  if (steps_of_other_rows_ >= kStepsOfOtherRows) plan_changes_ = 0;
   steps_of_other_rows_ = 0;
   bool changed = false;  // and so tried; what is decided by given values needs no trial
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -355,8 +364,7 @@ void Session::AdoptPlan() {
   plan_ = std::move(next_plan_);
   planned_ = true;
   if (!same_slices) MakeSlices();
-  step_history_.clear();
-  steps_under_plan_ = 0;
+  ForgetSteps();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
     p.sparse = merged_profile_.tensors[i].sparse;
@@ -454,6 +462,7 @@ void Session::RenewFactored(Factored& factored) {
 void Session::StopFactored(int weight_index, const std::string& reason) {
   const Parameter& weight = parameters_[weight_index];
   RemoveFactored(weight_index);
+  ForgetSteps();
   weight.layer->Object(reason);
   UnregisterLayer(*weight.layer);
   plan_.decisions[weight_index].reason = reason;
