@@ -124,6 +124,7 @@ const LayerCost& ComputeCalibration::CostOf(const LayerShape& shape) {
 
 double ComputeCalibration::Contention() {
   if (contention_ >= 0) return contention_;
+  NoteThreadsOfTorch();
   at::NoGradGuard no_grad;
   constexpr int64_t kRows = 128, kFeatures = 1024;
   const at::Tensor x = Ones(kRows, kFeatures, at::kFloat);
