@@ -86,6 +86,7 @@ def work(folder: pathlib.Path) -> None:
     from bench import systems
 
     model, rows, loss_of = steps.begin(args)
+
     def build(name, of):
         if name.startswith(OURS):
             return systems.poseidon(of, "allreduce", name=name, dense=name[len(OURS):])

@@ -119,7 +119,8 @@ def warm_up(system: System, loss_of: Callable[[Callable], torch.Tensor]) -> int:
 
     A plan that follows from measurements is made again once some steps have been timed, and again to compare what came of that. Once
     there have been three, and the last has changed no scheme, and a step was taken under it, the system is warm. If that does not happen
-    ``MOST_WARMUP_STEPS`` must do, or ``MOST_SHORT_WARMUP_STEPS`` where the plan predicts short ones. Later revisions fall into what is timed, as in training.
+    ``MOST_WARMUP_STEPS`` must do, or ``MOST_SHORT_WARMUP_STEPS`` where the plan predicts short ones. Later revisions fall into what is
+    timed, as in training.
 
     Returns:
         How many steps that took, the same on every rank.
@@ -127,7 +128,7 @@ def warm_up(system: System, loss_of: Callable[[Callable], torch.Tensor]) -> int:
     plans: List[Tuple[Any, Any]] = []
     while len(plans) < system.warmup_steps or system.measures and len(plans) < _most_steps(system) and not _settled(plans):
         system.run(loss_of, update=True)
-        plans.append(_plan_and_content(system))
+        plans.append(_plan_and_schemes(system))
     return len(plans)
 
 
@@ -137,7 +138,7 @@ def _most_steps(system: System) -> int:
     return MOST_WARMUP_STEPS if predicted is None or predicted >= _SHORT_SECONDS else MOST_SHORT_WARMUP_STEPS
 
 
-def _plan_and_content(system: System) -> Tuple[Any, Any]:
+def _plan_and_schemes(system: System) -> Tuple[Any, Any]:
     """The step at which the plan was made, and its schemes; None without a plan."""
     plan = plan_of(system)
     if plan is None:
@@ -147,8 +148,8 @@ def _plan_and_content(system: System) -> Tuple[Any, Any]:
 
 def _settled(plans: Sequence[Tuple[Any, Any]]) -> bool:
     """Whether the last step ran under a plan, at least the third, that chose the same schemes as the one before it."""
-    contents = dict(plan for plan in plans if plan[0] is not None)
-    return len(contents) > 2 and list(contents.values())[-1] == list(contents.values())[-2] and plans[-1][0] == plans[-2][0]
+    schemes = list(dict(plan for plan in plans if plan[0] is not None).values())  # a step's number is that of one plan
+    return len(schemes) > 2 and schemes[-1] == schemes[-2] and plans[-1][0] == plans[-2][0]
 
 
 def wait_for_all() -> None:

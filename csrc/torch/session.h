@@ -274,7 +274,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   int64_t plan_clock_ = 0;        // steps, the same number on all ranks: since the last join()
   int64_t next_plan_at_ = 0;      // on that clock
   int64_t steps_under_plan_ = 0;  // that were timed since it was looked at last
-  bool first_under_plan_ = false;  // the next step is the first with its schemes
+  bool first_under_plan_ = false;  // the next step is the first with its schemes or slices
   int plan_changes_ = 0;          // after trials, the same number on all ranks
   int steps_of_other_rows_ = 0;   // in a row, in which some factored layer had far other rows than the plan expects
 

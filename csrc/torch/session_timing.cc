@@ -11,8 +11,8 @@ namespace poseidon {
 namespace {
 
 // Whose median counts.
-constexpr size_t kSteps = 3;          // of a gradient's moment
-constexpr size_t kObservedSteps = 32; // of whole steps
+constexpr size_t kSteps = 3;           // of a gradient's moment
+constexpr size_t kObservedSteps = 32;  // of whole steps
 
 void Push(double value, std::vector<double>* history, size_t most = kSteps) {
   if (history->size() == most) history->erase(history->begin());
