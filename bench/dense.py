@@ -197,7 +197,7 @@ def measure_peaks(args, model: str) -> Dict[str, Any]:
         ``peaks``: system -> bytes that each rank had resident at most; ``rows`` per rank.
     """
     args = _with(args, model=model, np=args.np if args.local else args.hosts, local=True)
-    found = {name: launch.measured_by_ranks("bench.dense", _with(args, system=name)) for name in _systems(args)}
+    found = {name: launch.measured_by_ranks("bench.dense", _with(args, system=name), keep_memory=False) for name in _systems(args)}
     return {"peaks": {name: each["peaks"] for name, each in found.items()}, "rows": found["none"]["rows"]}
 
 

@@ -22,6 +22,8 @@ _SETTINGS, _ANSWER = "settings.json", "answer.json"
 _RATE_WANTED, _RATE_SET = "rate.wanted", "rate.set"
 _POLL_SECONDS = 0.05
 _RATE_SECONDS = 60.0
+# Else the memory that one system's step returns to the kernel is what the next one's faults in again: up to a tenth of its step.
+_KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -49,8 +51,13 @@ def where(args: argparse.Namespace) -> str:
 # ---- Launcher
 
 
-def measured_by_ranks(module: str, args: argparse.Namespace) -> Dict[str, Any]:
+def measured_by_ranks(module: str, args: argparse.Namespace, *, keep_memory: bool = True) -> Dict[str, Any]:
     """Runs the module on every rank, as ``add_options`` says, and returns rank 0's answer.
+
+    Args:
+        module: such as ``bench.train``.
+        args: the bench's own.
+        keep_memory: as for ``run``.
 
     Raises:
         SystemExit: there is none; the message says why.
@@ -58,13 +65,15 @@ def measured_by_ranks(module: str, args: argparse.Namespace) -> Dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         ranks = args.np if args.local else args.hosts
-        status = run(module, vars(args), folder, ranks=ranks, rate=None if args.local else args.rate, timeout=args.timeout)
+        status = run(module, vars(args), folder, ranks=ranks, rate=None if args.local else args.rate, timeout=args.timeout,
+                     keep_memory=keep_memory)
         if status != 0 or not (folder / _ANSWER).exists():
             raise SystemExit(f"{module}: the ranks ended with status {status}; their output is above.")
         return json.loads((folder / _ANSWER).read_text())
 
 
-def run(module: str, settings: Dict[str, Any], folder: pathlib.Path, *, ranks: int, rate: Optional[str], timeout: float) -> int:
+def run(module: str, settings: Dict[str, Any], folder: pathlib.Path, *, ranks: int, rate: Optional[str], timeout: float,
+        keep_memory: bool = True) -> int:
     """Runs the module with ``--worker`` on every rank, waits for its end and returns its exit status.
 
     Args:
@@ -74,6 +83,7 @@ def run(module: str, settings: Dict[str, Any], folder: pathlib.Path, *, ranks: i
         ranks: number of ranks, one a host.
         rate: of the cluster's links, until the ranks ask for another; None: on loopback.
         timeout: seconds, after which all ranks are ended.
+        keep_memory: ranks keep what they free, so that systems which take turns in one process do not pay for each other's memory.
 
     Raises:
         SystemExit: there is no cluster to be had, or the ranks outlived ``timeout``.
@@ -83,7 +93,7 @@ def run(module: str, settings: Dict[str, Any], folder: pathlib.Path, *, ranks: i
     # As a file: horovodrun takes options that resemble its own for its own, also behind the command.
     _replace(folder / _SETTINGS, json.dumps(settings, default=str))
     argv = [sys.executable, "-m", module, "--worker", str(folder)]
-    env = {**os.environ, "OMP_NUM_THREADS": str(settings["threads"]), "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": str(settings["threads"]), "PYTHONUNBUFFERED": "1", **(_KEPT_MEMORY if keep_memory else {})}
     try:
         if rate is None:
             return _run_local(argv, env, ranks, timeout)

@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import functools
 import os
+import random
 import tempfile
 import time
 import uuid
@@ -188,6 +189,8 @@ def interleave(built: Sequence[System], loss_of: Callable[[Callable], torch.Tens
                after_round: Callable[[int, Dict[str, Samples]], None] = lambda number, samples: None) -> Dict[str, Samples]:
     """Times ``rounds`` steps of each system, one step of each in turn, so that the machine's mood hits all alike.
 
+    In an order of its own in each round, so that none always follows the same one.
+
     Args:
         built: the systems, in the same order on every rank; warmed up.
         loss_of: as for ``System.run``.
@@ -201,7 +204,7 @@ def interleave(built: Sequence[System], loss_of: Callable[[Callable], torch.Tens
     samples = {system.name: Samples() for system in built}
     before = {s.name: s.optimizer.stats() for s in built if hasattr(s.optimizer, "stats")}
     for number in range(rounds):
-        for system in built:
+        for system in random.Random(number).sample(list(built), len(built)):  # the same on every rank
             sample = samples[system.name]
             wait_for_all()
             sent = bytes_sent()

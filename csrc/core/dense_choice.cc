@@ -11,6 +11,10 @@ namespace poseidon {
 
 namespace {
 
+// While all ranks compute on the cores that they share, each hop of the negotiation before a message waits for one: 30 to 75 ms on 4 ranks
+// with 2 cores, where the trials before found an alpha of 3 to 9 ms.
+constexpr double kBusyAlpha = 5;
+
 // In the order of backward.
 std::vector<DenseTensor> TensorsToSlice(const MergedProfile& profile, const std::vector<TensorDecision>& decisions,
                                         const std::vector<bool>& may_share, bool fp16_wire) {
@@ -43,21 +47,31 @@ std::vector<DenseSlice> ChooseLayout(const MergedProfile& profile, const std::ve
   const std::vector<DenseTensor> tensors = TensorsToSlice(profile, decisions, may_share, settings.fp16_wire);
   if (inputs == nullptr) return LayOut(dense, tensors, AlphaBeta{});
   const NetworkLoad load = prediction != nullptr && prediction->known ? prediction->load : inputs->load;
-  StepModel model = UnderLoad(MakeStepModel(profile, decisions, settings, *inputs), load);
+  StepModel measured = MakeStepModel(profile, decisions, settings, *inputs);
+  StepModel loaded = UnderLoad(measured, load);
+  measured.allreduce.alpha *= 1 + (kBusyAlpha - 1) * inputs->contention;
   std::vector<Scheme> schemes;
   for (const TensorDecision& decision : decisions) schemes.push_back(decision.scheme);
-  const auto estimate = [&](const std::vector<DenseSlice>& slices) {
-    ApplyLayout(slices, &model);
-    return SimulateStep(model, schemes);
+  const auto estimate = [&](const std::vector<DenseSlice>& slices, StepModel* model) {
+    ApplyLayout(slices, model);
+    return SimulateStep(*model, schemes);
   };
 
   std::vector<DenseSlice> chosen;
   if (dense.method != DenseMethod::kAuto) {
-    chosen = LayOut(dense, tensors, model.allreduce);
+    chosen = LayOut(dense, tensors, loaded.allreduce);
   } else {
+    // The load puts down to the network all that made steps longer, even ranks that come late by turns. A layout that counts on a slow
+    // network waits for too much at a time, and leaves the wire idle where it is faster: so both count, the network under load and with the
+    // bandwidth that was measured.
+    const auto objective_of = [&](const std::vector<DenseSlice>& slices) {
+      return (Objective(estimate(slices, &loaded)) + Objective(estimate(slices, &measured))) / 2;
+    };
     double best = std::numeric_limits<double>::infinity();
-    for (std::vector<DenseSlice>& layout : CandidateLayouts(tensors, model.allreduce)) {
-      const double objective = Objective(estimate(layout));
+    std::vector<std::vector<DenseSlice>> layouts = CandidateLayouts(tensors, loaded.allreduce);
+    layouts.push_back(LayOutMerged(tensors, measured.allreduce));
+    for (std::vector<DenseSlice>& layout : layouts) {
+      const double objective = objective_of(layout);
       if (objective >= best) continue;
       best = objective;
       chosen = std::move(layout);
@@ -69,13 +83,13 @@ std::vector<DenseSlice> ChooseLayout(const MergedProfile& profile, const std::ve
     std::sort(now.begin(), now.end());
     std::sort(in_force.begin(), in_force.end());
     if (now == in_force) {
-      const double kept = Objective(estimate(inputs->slices));
+      const double kept = objective_of(inputs->slices);
       if (kept - best < inputs->settings.margin * kept) chosen = inputs->slices;
     }
   }
   if (prediction != nullptr && prediction->known && dense.method != DenseMethod::kHorovod) {
     const double unexplained = prediction->chosen.step - prediction->simulated_step;
-    prediction->chosen = estimate(chosen);
+    prediction->chosen = estimate(chosen, &loaded);
     prediction->simulated_step = prediction->chosen.step;
     prediction->chosen.step += unexplained;
   }

@@ -77,6 +77,37 @@ TEST(AutoPoolsSmallOnesAndLeavesALargeOneInPlace) {
   POSEIDON_CHECK(most > 4);
 }
 
+// Under a load of 4 the first message would take 160 ms and all others could wait for its end; as it was measured it takes 40.
+TEST(AutoDoesNotCountOnALoadedNetwork) {
+  Case given;
+  for (MergedTensor& tensor : given.profile.tensors) {
+    tensor.base.shape = {1 << 20};
+    tensor.ready_seconds = 0.004 * static_cast<double>(tensor.base.order);
+  }
+  given.profile.compute_seconds = 0.17;
+  given.decisions = Select(given.profile, {}, given.settings);
+  given.inputs.network.allreduce = {1e-4, 1e-8};
+  given.inputs.load.allreduce = 4;
+  const auto slices = given.LayOut("auto");
+  POSEIDON_REQUIRE(slices.size() > 1);
+  double complete = 0;
+  for (int index : slices[1].tensors) complete = std::max(complete, given.profile.tensors[index].ready_seconds);
+  POSEIDON_CHECK(complete < 0.06);
+}
+
+// Copying everything takes 20 ms and forty messages more 16 ms, but five times that where ranks have no core to spare.
+TEST(AutoCountsOnDearMessagesWhereRanksShareCores) {
+  Case given;
+  for (MergedTensor& tensor : given.profile.tensors) tensor.base.shape = {100000};
+  given.decisions = Select(given.profile, {}, given.settings);
+  given.inputs.network.allreduce = {4e-4, 1e-9};
+  given.inputs.copy = 1.2e-9;
+  const size_t spare = given.LayOut("auto").size();
+  given.inputs.contention = 1;
+  const size_t none = given.LayOut("auto").size();
+  POSEIDON_CHECK(none < spare);
+}
+
 TEST(AutoKeepsTheLayoutInForceUnlessAnotherGains) {
   Case given;
   given.inputs.settings.margin = 0.02;

@@ -493,3 +493,22 @@ def model_converted_between_steps(rank):
                 assert relative_error(p.grad, rank.reduce(grad.double())) < (1e-6 if index < 2 else 1e-13), (method, index)
             with optimizer.skip_synchronize():
                 optimizer.step()
+
+
+@case
+def bits_are_those_of_horovod(rank):
+    """A message of ours and one of Horovod's with the same content. float64 is left to fusion, so its messages may be others."""
+    for op in (hvd.Average, hvd.Sum):
+        for dtype in (torch.float32, torch.float16):
+            for elements in (7, 300_000):
+                parameter = torch.nn.Parameter(torch.zeros(elements, dtype=dtype))
+                optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("weight", parameter)], op=op, dense="wfbp")
+                for index in range(3):
+                    gradient = (rank.random(index, elements) / 3).to(dtype)
+                    optimizer.zero_grad()
+                    (parameter * gradient).sum().backward()
+                    optimizer.synchronize()
+                    expected = hvd.allreduce(gradient, op=op, name=f"{op}.{dtype}.{elements}.{index}")
+                    assert torch.equal(parameter.grad, expected), (op, dtype, elements, index)
+                    with optimizer.skip_synchronize():
+                        optimizer.step()
