@@ -204,7 +204,7 @@ def interleave(built: Sequence[System], loss_of: Callable[[Callable], torch.Tens
     samples = {system.name: Samples() for system in built}
     before = {s.name: s.optimizer.stats() for s in built if hasattr(s.optimizer, "stats")}
     for number in range(rounds):
-        for system in random.Random(number).sample(list(built), len(built)):  # the same on every rank
+        for system in random.Random(number).sample(built, len(built)):  # the same on every rank
             sample = samples[system.name]
             wait_for_all()
             sent = bytes_sent()

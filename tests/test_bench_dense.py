@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from bench import dense, instructions
+from bench import dense, instructions, launch
 from harness.bench import bench
 
 STOCK = ["none", "horovod", "ddp"]
@@ -170,3 +170,12 @@ def test_unknown_names_are_refused_with_those_that_exist(arguments, known):
 def test_help():
     words = set(bench("dense", "--help").replace(",", " ").split())
     assert {"--models", "--rates", "--methods", "--memory", "--instructions", "--no-peaks"} <= words
+
+
+def test_ranks_keep_what_they_free_unless_their_peak_is_measured(tmp_path, monkeypatch):
+    environments = []
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    monkeypatch.setattr(launch, "_run_local", lambda argv, env, ranks, timeout: environments.append(env) or 0)
+    for keep in (True, False):
+        launch.run("bench.dense", {"threads": 1}, tmp_path, ranks=2, rate=None, timeout=1, keep_memory=keep)
+    assert ["MALLOC_TRIM_THRESHOLD_" in env for env in environments] == [True, False]

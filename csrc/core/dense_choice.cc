@@ -12,7 +12,7 @@ namespace poseidon {
 namespace {
 
 // While all ranks compute on the cores that they share, each hop of the negotiation before a message waits for one: 30 to 75 ms on 4 ranks
-// with 2 cores, where the trials before found an alpha of 3 to 9 ms.
+// with 2 cores in Horovod's timeline, where the trials before found an alpha of 3 to 9 ms.
 constexpr double kBusyAlpha = 5;
 
 // In the order of backward.
@@ -47,9 +47,9 @@ std::vector<DenseSlice> ChooseLayout(const MergedProfile& profile, const std::ve
   const std::vector<DenseTensor> tensors = TensorsToSlice(profile, decisions, may_share, settings.fp16_wire);
   if (inputs == nullptr) return LayOut(dense, tensors, AlphaBeta{});
   const NetworkLoad load = prediction != nullptr && prediction->known ? prediction->load : inputs->load;
-  StepModel measured = MakeStepModel(profile, decisions, settings, *inputs);
-  StepModel loaded = UnderLoad(measured, load);
-  measured.allreduce.alpha *= 1 + (kBusyAlpha - 1) * inputs->contention;
+  StepModel unloaded = MakeStepModel(profile, decisions, settings, *inputs);
+  StepModel loaded = UnderLoad(unloaded, load);
+  unloaded.allreduce.alpha *= 1 + (kBusyAlpha - 1) * inputs->contention;
   std::vector<Scheme> schemes;
   for (const TensorDecision& decision : decisions) schemes.push_back(decision.scheme);
   const auto estimate = [&](const std::vector<DenseSlice>& slices, StepModel* model) {
@@ -65,12 +65,10 @@ std::vector<DenseSlice> ChooseLayout(const MergedProfile& profile, const std::ve
     // network waits for too much at a time, and leaves the wire idle where it is faster: so both count, the network under load and with the
     // bandwidth that was measured.
     const auto objective_of = [&](const std::vector<DenseSlice>& slices) {
-      return (Objective(estimate(slices, &loaded)) + Objective(estimate(slices, &measured))) / 2;
+      return (Objective(estimate(slices, &loaded)) + Objective(estimate(slices, &unloaded))) / 2;
     };
     double best = std::numeric_limits<double>::infinity();
-    std::vector<std::vector<DenseSlice>> layouts = CandidateLayouts(tensors, loaded.allreduce);
-    layouts.push_back(LayOutMerged(tensors, measured.allreduce));
-    for (std::vector<DenseSlice>& layout : layouts) {
+    for (std::vector<DenseSlice>& layout : CandidateLayouts(tensors, {loaded.allreduce, unloaded.allreduce})) {
       const double objective = objective_of(layout);
       if (objective >= best) continue;
       best = objective;

@@ -163,8 +163,9 @@ std::vector<DenseSlice> LayOut(const DenseSettings& settings, const std::vector<
   return {};
 }
 
-std::vector<std::vector<DenseSlice>> CandidateLayouts(const std::vector<DenseTensor>& tensors, const AlphaBeta& allreduce) {
-  std::vector<std::vector<DenseSlice>> layouts = {LayOutLazily(tensors, 0), LayOutMerged(tensors, allreduce)};
+std::vector<std::vector<DenseSlice>> CandidateLayouts(const std::vector<DenseTensor>& tensors, const std::vector<AlphaBeta>& networks) {
+  std::vector<std::vector<DenseSlice>> layouts = {LayOutLazily(tensors, 0)};
+  for (const AlphaBeta& network : networks) layouts.push_back(LayOutMerged(tensors, network));
   std::vector<double> thetas;
   for (double theta = kFirstTheta; theta <= kLastTheta; theta *= kThetaGrowth) thetas.push_back(theta);
   thetas.push_back(std::numeric_limits<double>::infinity());

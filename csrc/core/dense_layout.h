@@ -62,7 +62,7 @@ std::vector<DenseSlice> LayOutMerged(const std::vector<DenseTensor>& tensors, co
 std::vector<DenseSlice> LayOutByPriority(const std::vector<DenseTensor>& tensors, double theta, const AlphaBeta& allreduce);
 // For every method but kAuto.
 std::vector<DenseSlice> LayOut(const DenseSettings& settings, const std::vector<DenseTensor>& tensors, const AlphaBeta& allreduce);
-// What kAuto chooses from.
-std::vector<std::vector<DenseSlice>> CandidateLayouts(const std::vector<DenseTensor>& tensors, const AlphaBeta& allreduce);
+// What kAuto chooses from. networks: for each, what LayOutMerged makes of it is among them.
+std::vector<std::vector<DenseSlice>> CandidateLayouts(const std::vector<DenseTensor>& tensors, const std::vector<AlphaBeta>& networks);
 
 }  // namespace poseidon
