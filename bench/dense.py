@@ -98,7 +98,7 @@ def work(folder: pathlib.Path) -> None:
         built = [build(name, systems.share_parameters(model)) for name in _systems(args)]
         measured = steps.measure(built, model, loss_of, args, RIVALS)
         if measured is not None:
-            settings = {key: getattr(args, key) for key in ("model", "methods", "local", "steps", "scale", "threads")}
+            settings = {key: getattr(args, key) for key in ("model", "methods", "local", "own_cores", "steps", "scale", "threads")}
             settings.update(rows=rows, hosts=1 if args.local else args.hosts, rate=args.rate)
             slices = {system.name: (systems.plan_of(system) or {}).get("dense") for system in built if system.name.startswith(OURS)}
             measured = {"benchmark": "dense", "settings": settings, "slices": slices, **measured}
@@ -148,7 +148,7 @@ def time_steps(args, model: str, rate: str, peaks: Mapping[str, Sequence[int]]) 
 
 def title(measured: Dict[str, Any]) -> str:
     s = measured["settings"]
-    network = "loopback, no shaping" if s["local"] else s["rate"]
+    network = "loopback, no shaping" if s["local"] else s["rate"] + (", hosts with cores of their own" if s.get("own_cores") else "")
     size = f"{measured['parameters'] / 1e6:.1f}M parameters in {measured['tensors']} tensors"
     return f"{s['model']}, all dense, {size}, {measured['ranks']} ranks, {s['rows']} rows each, {network}"
 

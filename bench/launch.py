@@ -37,6 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
     """Those of ``add_options`` that also fit a bench with several clusters."""
+    parser.add_argument("--own-cores", action="store_true", help="each host of the cluster computes on a share of the cores of its own")
     parser.add_argument("--local", action="store_true", help="ranks on loopback instead of the cluster; bandwidth claims need the cluster")
     parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS of each rank (default: %(default)s)")
     parser.add_argument("--directory", type=pathlib.Path, default=results.RESULTS, help=argparse.SUPPRESS)
@@ -45,7 +46,7 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
 
 def where(args: argparse.Namespace) -> str:
     """The part of a result's name that tells where it was measured."""
-    return f"{args.np}xlocal" if args.local else f"{args.hosts}x{args.rate}"
+    return f"{args.np}xlocal" if args.local else f"{args.hosts}x{args.rate}" + ("-own-cores" if args.own_cores else "")
 
 
 # ---- Launcher
@@ -66,14 +67,14 @@ def measured_by_ranks(module: str, args: argparse.Namespace, *, keep_memory: boo
         folder = pathlib.Path(name)
         ranks = args.np if args.local else args.hosts
         status = run(module, vars(args), folder, ranks=ranks, rate=None if args.local else args.rate, timeout=args.timeout,
-                     keep_memory=keep_memory)
+                     keep_memory=keep_memory, own_cores=args.own_cores)
         if status != 0 or not (folder / _ANSWER).exists():
             raise SystemExit(f"{module}: the ranks ended with status {status}; their output is above.")
         return json.loads((folder / _ANSWER).read_text())
 
 
 def run(module: str, settings: Dict[str, Any], folder: pathlib.Path, *, ranks: int, rate: Optional[str], timeout: float,
-        keep_memory: bool = True) -> int:
+        keep_memory: bool = True, own_cores: bool = False) -> int:
     """Runs the module with ``--worker`` on every rank, waits for its end and returns its exit status.
 
     Args:
@@ -84,6 +85,7 @@ def run(module: str, settings: Dict[str, Any], folder: pathlib.Path, *, ranks: i
         rate: of the cluster's links, until the ranks ask for another; None: on loopback.
         timeout: seconds, after which all ranks are ended.
         keep_memory: ranks keep what they free, so that systems which take turns in one process do not pay for each other's memory.
+        own_cores: as for ``Cluster``.
 
     Raises:
         SystemExit: there is no cluster to be had, or the ranks outlived ``timeout``.
@@ -97,7 +99,7 @@ def run(module: str, settings: Dict[str, Any], folder: pathlib.Path, *, ranks: i
     try:
         if rate is None:
             return _run_local(argv, env, ranks, timeout)
-        return _run_on_cluster(argv, env, ranks, rate, timeout, folder)
+        return _run_on_cluster(argv, env, ranks, rate, own_cores, timeout, folder)
     except ClusterError as error:
         raise SystemExit(f"{module}: {error}") from None
 
@@ -111,10 +113,10 @@ def _run_local(argv, env, ranks, timeout) -> int:
     return run_bounded(command, timeout=timeout, env={**env, "PYTHONPATH": path}).returncode
 
 
-def _run_on_cluster(argv, env, hosts, rate, timeout, folder) -> int:
+def _run_on_cluster(argv, env, hosts, rate, own_cores, timeout, folder) -> int:
     from bench.cluster import Cluster
 
-    with Cluster(hosts=hosts, rate=rate) as cluster:
+    with Cluster(hosts=hosts, rate=rate, own_cores=own_cores) as cluster:
         # The ranks are another process's, so that this one can shape the links meanwhile; the cluster's end ends them in any case.
         command = [sys.executable, "-m", "bench.cluster", "run", "--name", cluster.name, "--timeout", f"{timeout:g}", "--", *argv]
         with subprocess.Popen(command, cwd=results.REPOSITORY, env=env, stdin=subprocess.DEVNULL) as ranks:

@@ -201,8 +201,7 @@ def publish(args, measured: Dict[str, Any], title: str, name: str, *, columns: M
 
 def _notes(measured) -> str:
     errors = ", ".join(f"{name} {error:.0e}" for name, error in measured["gradient_error"].items())
-    cores = measured["environment"]["cores"]
-    idle = f"Horovod's threads alone, idle: {measured['idle_cores']:.2f} of {cores} cores, in all systems' times."
+    idle = f"Horovod's threads alone, idle: {measured['idle_cores']:.2f} cores, all ranks together, in all systems' times."
     sent = "MB sent: of one rank, on its interface; engine: payload by the engine's own count."
     return f"{sent} Gradient against Horovod's: {errors}. CPU: of one rank, all threads. {idle}"
 

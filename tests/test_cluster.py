@@ -19,7 +19,7 @@ import pytest
 
 from bench.cluster import Cluster, ClusterError, RunTimeout, available
 from bench.cluster.counters import read_local
-from bench.cluster.layout import NETNS_ETC, NETNS_RUN, RUN_ROOT, Layout
+from bench.cluster.layout import NETNS_ETC, NETNS_RUN, RUN_ROOT, SSH_PORT, Layout
 from bench.cluster.network import leftovers
 from bench.cluster.processes import pids_inside
 from bench.cluster.shaping import format_rate, parse_rate, token_bucket
@@ -44,6 +44,13 @@ SEND = f"""
 import socket, sys
 with socket.create_connection((sys.argv[1], {PORT}), timeout=20) as connection:
     connection.sendall(bytes({PAYLOAD_BYTES}))
+"""
+CONNECT = f"""
+import os, socket, sys
+def told(connection):
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(bytes(1)).decode()
+with socket.create_connection((sys.argv[1], {SSH_PORT}), timeout=20) as connection:
+    print(told(connection), sorted(os.sched_getaffinity(0)))
 """
 WHO_AM_I = "import socket; name = socket.gethostname(); print(name, socket.gethostbyname(name))"
 ALLREDUCE = """
@@ -144,6 +151,19 @@ def test_layout() -> None:
             Layout(name, hosts)
 
 
+def test_hosts_have_equal_shares_of_the_cores() -> None:
+    def shares(hosts: int, *cores: int) -> list[tuple[int, ...]]:
+        layout = Layout("a", hosts, cores)
+        return [layout.cores_of(host) for host in layout.host_names]
+
+    assert shares(4, 0, 1) == [(0,), (1,), (0,), (1,)]
+    assert shares(2, 0, 1) == [(0,), (1,)]
+    assert shares(2, 0, 1, 4, 5) == [(0, 1), (4, 5)]
+    assert shares(2) == [(), ()]
+    with pytest.raises(ClusterError, match="2 cores .* among 3 hosts"):
+        shares(3, 0, 1)
+
+
 def test_read_local_of_a_missing_interface() -> None:
     assert read_local("no-such-interface") is None
 
@@ -160,6 +180,32 @@ def test_hosts_see_only_the_cluster(cluster: Cluster) -> None:
     routes = cluster.exec("host0", ["ip", "-o", "route"]).stdout.splitlines()
     assert [name for name in interfaces if not name.startswith("bonding")] == ["eth0", "lo"]
     assert len(routes) == 1 and routes[0].startswith("10.99.0.0/24")
+
+
+def test_connections_use_what_linux_uses_by_default(cluster: Cluster, tmp_path: Path) -> None:
+    """Whatever this machine does; also what is started through a login."""
+    command = _connect_to(cluster.address("host1"), tmp_path)
+    everything = sorted(os.sched_getaffinity(0))
+    assert cluster.exec("host0", command).stdout == f"cubic {everything}\n"
+    assert cluster.exec("host1", ["ssh", "host0", *command]).stdout == f"cubic {everything}\n"
+
+
+def test_cores_of_their_own(machine: None, tmp_path: Path) -> None:
+    everything = sorted(os.sched_getaffinity(0))
+    need(len(everything) % 2 == 0, "an odd number of cores cannot be shared out between two hosts")
+    with Cluster(hosts=2, own_cores=True) as cluster:
+        half = len(everything) // 2
+        for host, other, cores in (("host0", "host1", everything[:half]), ("host1", "host0", everything[half:])):
+            command = _connect_to(cluster.address(other), tmp_path)
+            expected = f"cubic {cores}\n"
+            assert Cluster.attach(cluster.name).exec(host, command).stdout == expected
+            assert cluster.exec(other, ["ssh", host, *command]).stdout == expected
+
+
+def _connect_to(address: str, folder: Path) -> list[str]:
+    script = folder / "connect.py"
+    script.write_text(CONNECT)
+    return [sys.executable, str(script), address]
 
 
 def test_counters_follow_the_payload(cluster: Cluster) -> None:

@@ -35,10 +35,15 @@ class Cluster:
         hosts: number of hosts, named host0, host1, ...
         rate: of each direction of each link: "200mbit", "1gbit", or "unshaped".
         name: to reach it from other processes; by default one of its own.
+        own_cores: each host computes on its own share of the machine's cores, as many as every other host.
+
+    Raises:
+        ClusterError: the cores cannot be shared out evenly.
     """
 
-    def __init__(self, *, hosts: int, rate: str = shaping.UNSHAPED, name: str | None = None) -> None:
-        self._layout = Layout(name if name is not None else f"p{os.getpid()}-{secrets.token_hex(3)}", hosts)
+    def __init__(self, *, hosts: int, rate: str = shaping.UNSHAPED, name: str | None = None, own_cores: bool = False) -> None:
+        cores = tuple(sorted(os.sched_getaffinity(0))) if own_cores else ()
+        self._layout = Layout(name if name is not None else f"p{os.getpid()}-{secrets.token_hex(3)}", hosts, cores)
         self._rate = shaping.parse_rate(rate)
         self._token = secrets.token_hex(8)
         self._owner_pid: int | None = None
@@ -53,6 +58,7 @@ class Cluster:
             known = ", ".join(sorted(teardown.known())) or "none"
             raise ClusterError(f"no cluster {name!r} is up (known: {known}): python -m bench.cluster up --name {name}")
         cluster = cls(hosts=found.hosts, rate=found.rate, name=name)
+        cluster._layout = found.layout
         cluster._token = found.token
         return cluster
 
@@ -128,7 +134,7 @@ class Cluster:
 
     def popen(self, host: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Starts a command on a host, with ``subprocess.Popen``'s options. ``stop`` ends it at the latest."""
-        return subprocess.Popen(processes.inside(self._layout.namespace(host), host, argv), **options)
+        return subprocess.Popen(processes.inside(self._layout, host, argv), **options)
 
     def exec(
         self,
@@ -156,7 +162,7 @@ class Cluster:
             RunTimeout: it outlived ``timeout``.
         """
         run_id = secrets.token_hex(8)
-        command = processes.inside(self._layout.namespace(host), host, argv)
+        command = processes.inside(self._layout, host, argv)
         environment = {**os.environ, **(env or {}), _TAG: run_id}
         try:
             return processes.run_bounded(command, timeout=timeout, env=environment, cwd=cwd, stdin=stdin, capture=capture)
@@ -237,7 +243,7 @@ class Cluster:
 
     def _save(self, *, ready: bool, owner_pid: int | None) -> None:
         owner_start = None if owner_pid is None else processes.start_time(owner_pid)
-        state.save(state.State(self.name, len(self.hosts), self.rate, self._token, ready, owner_pid, owner_start))
+        state.save(state.State(self.name, len(self.hosts), self.rate, list(self._layout.cores), self._token, ready, owner_pid, owner_start))
 
     def _release(self) -> None:
         self._owner_pid = None

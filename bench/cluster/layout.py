@@ -35,16 +35,20 @@ class Layout:
     Args:
         name: lower-case letters, digits and dashes.
         hosts: number of hosts.
+        cores: of the machine, to be shared out among the hosts; none: all hosts use all.
     """
 
     name: str
     hosts: int
+    cores: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ClusterError(f"bad cluster name {self.name!r}: up to 32 of a-z, 0-9 and dashes, a letter or digit first")
         if not 1 <= self.hosts <= _MAX_HOSTS:
             raise ClusterError(f"bad number of hosts {self.hosts}: 1 to {_MAX_HOSTS}")
+        if self.cores and self.hosts % len(self.cores) != 0 and len(self.cores) % self.hosts != 0:
+            raise ClusterError(f"{len(self.cores)} cores cannot be shared out evenly among {self.hosts} hosts: choose another number, or share all")
 
     @property
     def host_names(self) -> list[str]:
@@ -66,6 +70,18 @@ class Layout:
 
     def address(self, host: str) -> str:
         return str(_SUBNET[self.index(host) + 1])
+
+    def cores_of(self, host: str) -> tuple[int, ...]:
+        """The host's own cores, as many as every other host's; none: it uses those that all use."""
+        if not self.cores:
+            return ()
+        width = max(1, len(self.cores) // self.hosts)
+        first = self.index(host) * width % len(self.cores)
+        return self.cores[first : first + width]
+
+    @property
+    def subnet(self) -> str:
+        return str(_SUBNET)
 
     def port(self, host: str) -> str:
         """The bridge's end of the host's link."""

@@ -18,6 +18,9 @@ from bench.cluster.layout import BRIDGE, HOST_INTERFACE, NETNS_ETC, NETNS_RUN, P
 
 __all__ = ["byte_counters", "create", "leftovers", "remove", "set_rate", "shaped_rates"]
 
+# Linux's own default. A machine may have another one, and what a link carries while all cores compute depends on it.
+_CONGESTION_CONTROL = "cubic"
+
 
 def create(layout: Layout) -> None:
     """Makes namespaces, bridge and links, unshaped. On an error what was made stays, for ``remove``."""
@@ -38,6 +41,7 @@ def create(layout: Layout) -> None:
                 ip.addr("add", index=link, address=layout.address(host), prefixlen=PREFIX_LENGTH)
                 ip.link("set", index=link, state="up")
                 ip.link("set", index=_index(ip, "lo"), state="up")
+            _set_congestion_control(layout, host)
             switch.link("set", index=_index(switch, layout.port(host)), master=bridge, state="up")
 
 
@@ -108,6 +112,13 @@ def _route(namespace: str) -> Iterator[Any]:
 
 def _index(ip: Any, interface: str) -> int:
     return ip.link_lookup(ifname=interface)[0]
+
+
+def _set_congestion_control(layout: Layout, host: str) -> None:
+    """For every connection between hosts, by the route: a namespace may not choose what the machine does not allow all users to choose."""
+    route = ["route", "replace", layout.subnet, "dev", HOST_INTERFACE, "proto", "kernel", "scope", "link", "src", layout.address(host)]
+    command = ["ip", "-n", layout.namespace(host), *route, "congctl", _CONGESTION_CONTROL]
+    subprocess.run(command, check=True, timeout=10)
 
 
 def _disable_ipv6(namespace: str) -> None:

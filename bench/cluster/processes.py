@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO
 
 from bench.cluster.errors import ClusterError, RunTimeout
-from bench.cluster.layout import NETNS_RUN
+from bench.cluster.layout import NETNS_RUN, Layout
 
 __all__ = ["carries", "end_all", "inside", "pids_inside", "run_bounded", "start_time"]
 
@@ -23,13 +23,15 @@ _TERM_SECONDS = 3.0
 _KILL_SECONDS = 5.0
 
 
-def inside(namespace: str, host: str, argv: Sequence[str]) -> list[str]:
-    """The command that runs ``argv`` in a host's namespace, under the host's name and with the host's /etc files.
+def inside(layout: Layout, host: str, argv: Sequence[str]) -> list[str]:
+    """The command that runs ``argv`` in a host's namespace, under its name, with its /etc files, and on its cores if it has its own.
 
     Every link of the chain replaces the one before, so the process started is in the end ``argv`` itself.
     """
     rename = 'hostname "$0" && exec "$@"'
-    return ["ip", "netns", "exec", namespace, "unshare", "--uts", "sh", "-c", rename, host, *argv]
+    command = ["ip", "netns", "exec", layout.namespace(host), "unshare", "--uts", "sh", "-c", rename, host, *argv]
+    cores = layout.cores_of(host)
+    return ["taskset", "-c", ",".join(map(str, cores)), *command] if cores else command
 
 
 def pids_inside(namespaces: Iterable[str]) -> list[int]:

@@ -18,6 +18,7 @@ __all__ = ["available", "require"]
 # Program -> Debian package.
 _PROGRAMS = {
     "ip": "iproute2",
+    "taskset": "util-linux",
     "unshare": "util-linux",
     "hostname": "hostname",
     "ssh": "openssh-client",

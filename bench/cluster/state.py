@@ -25,6 +25,7 @@ class State:
         name: of the cluster.
         hosts: number of hosts.
         rate: as text.
+        cores: as for ``Layout``.
         token: drawn when it was made; tells it from a later cluster of the same name.
         ready: everything was up at the time of writing.
         owner_pid: the process that will take it down, None once it stands by itself.
@@ -34,6 +35,7 @@ class State:
     name: str
     hosts: int
     rate: str
+    cores: list[int]
     token: str
     ready: bool
     owner_pid: int | None
@@ -41,7 +43,7 @@ class State:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.name, self.hosts)
+        return Layout(self.name, self.hosts, tuple(self.cores))
 
     @property
     def owner_alive(self) -> bool:

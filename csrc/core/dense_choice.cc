@@ -11,9 +11,10 @@ namespace poseidon {
 
 namespace {
 
-// While all ranks compute on the cores that they share, each hop of the negotiation before a message waits for one: 30 to 75 ms on 4 ranks
-// with 2 cores in Horovod's timeline, where the trials before found an alpha of 3 to 9 ms.
-constexpr double kBusyAlpha = 5;
+// While all ranks compute on the cores that they share, each hop of a message and of the negotiation before it waits for one. On 4 ranks with
+// 2 cores the negotiation alone took 30 to 75 ms in Horovod's timeline, and a message of 1 MB 150 ms longer than between idle ranks, where the
+// trials before found an alpha of 3 to 9 ms.
+constexpr double kBusyAlpha = 15;
 
 // In the order of backward.
 std::vector<DenseTensor> TensorsToSlice(const MergedProfile& profile, const std::vector<TensorDecision>& decisions,

@@ -95,7 +95,7 @@ TEST(AutoDoesNotCountOnALoadedNetwork) {
   POSEIDON_CHECK(complete < 0.06);
 }
 
-// Copying everything takes 20 ms and forty messages more 16 ms, but five times that where ranks have no core to spare.
+// Copying everything takes 20 ms and forty messages more 16 ms, but fifteen times that where ranks have no core to spare.
 TEST(AutoCountsOnDearMessagesWhereRanksShareCores) {
   Case given;
   for (MergedTensor& tensor : given.profile.tensors) tensor.base.shape = {100000};
