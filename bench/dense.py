@@ -40,6 +40,7 @@ def parse_args():
     parser.add_argument("--timeline", action="store_true", help="print where a step's time went")
     parser.add_argument("--peaks", action=argparse.BooleanOptionalAction, default=True,
                         help="peak memory in the tables, for which every system is launched alone, once for each model")
+    parser.add_argument("--own-cores", action="store_true", help="each host of the cluster computes on a share of the cores of its own")
     parser.add_argument("--hosts", type=int, default=4, help="of the cluster, one rank each (default: %(default)s)")
     parser.add_argument("--rates", default="unshaped,200mbit", help="of each direction of each link (default: %(default)s)")
     parser.add_argument("--np", type=int, default=2, help="ranks with --local (default: %(default)s)")
@@ -47,6 +48,8 @@ def parse_args():
     launch.add_common_options(parser)
     args = parser.parse_args()
     if args.worker is None:
+        if args.own_cores and (args.local or args.memory or args.instructions):
+            parser.error("--own-cores is for the cluster's hosts: not with --local, --memory or --instructions")
         args.models = _names(args.models or ("alexnet" if args.memory else "mlp,transformer,resnet50"))
         args.methods = _names(args.methods or ("auto" if args.memory or args.instructions else ",".join(METHODS)))
         args.rates = ["loopback"] if args.local else _names(args.rates)
@@ -135,14 +138,15 @@ def _with(args, **settings) -> argparse.Namespace:
 def time_steps(args, model: str, rate: str, peaks: Mapping[str, Sequence[int]]) -> None:
     """One model at one rate: measures, prints and files."""
     args = _with(args, model=model, rate=rate)
-    measured = launch.measured_by_ranks("bench.dense", args)
+    measured = launch.measured_by_ranks("bench.dense", args, own_cores=args.own_cores)
     found = verdicts(measured["samples"])
     measured.update(verdicts=found, peak_bytes=peaks)
     note = ("Ours with policy allreduce. allreduces: enqueued by ours, before Horovod fuses any; copied, in place: MB of a rank's "
             "gradients that were copied into slices or lay there.")
     if peaks:
         note += " peak: MB resident, of the largest rank, the system launched alone."
-    steps.publish(args, measured, title(measured), f"dense-{model}-{launch.where(args)}", columns=columns(measured), note=note)
+    name = f"dense-{model}-{launch.where(args)}" + ("-own-cores" if args.own_cores else "")
+    steps.publish(args, measured, title(measured), name, columns=columns(measured), note=note)
     print(verdict_text(found))
 
 

@@ -37,7 +37,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
     """Those of ``add_options`` that also fit a bench with several clusters."""
-    parser.add_argument("--own-cores", action="store_true", help="each host of the cluster computes on a share of the cores of its own")
     parser.add_argument("--local", action="store_true", help="ranks on loopback instead of the cluster; bandwidth claims need the cluster")
     parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS of each rank (default: %(default)s)")
     parser.add_argument("--directory", type=pathlib.Path, default=results.RESULTS, help=argparse.SUPPRESS)
@@ -46,19 +45,20 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
 
 def where(args: argparse.Namespace) -> str:
     """The part of a result's name that tells where it was measured."""
-    return f"{args.np}xlocal" if args.local else f"{args.hosts}x{args.rate}" + ("-own-cores" if args.own_cores else "")
+    return f"{args.np}xlocal" if args.local else f"{args.hosts}x{args.rate}"
 
 
 # ---- Launcher
 
 
-def measured_by_ranks(module: str, args: argparse.Namespace, *, keep_memory: bool = True) -> Dict[str, Any]:
+def measured_by_ranks(module: str, args: argparse.Namespace, *, keep_memory: bool = True, own_cores: bool = False) -> Dict[str, Any]:
     """Runs the module on every rank, as ``add_options`` says, and returns rank 0's answer.
 
     Args:
         module: such as ``bench.train``.
         args: the bench's own.
         keep_memory: as for ``run``.
+        own_cores: as for ``run``.
 
     Raises:
         SystemExit: there is none; the message says why.
@@ -67,7 +67,7 @@ def measured_by_ranks(module: str, args: argparse.Namespace, *, keep_memory: boo
         folder = pathlib.Path(name)
         ranks = args.np if args.local else args.hosts
         status = run(module, vars(args), folder, ranks=ranks, rate=None if args.local else args.rate, timeout=args.timeout,
-                     keep_memory=keep_memory, own_cores=args.own_cores)
+                     keep_memory=keep_memory, own_cores=own_cores)
         if status != 0 or not (folder / _ANSWER).exists():
             raise SystemExit(f"{module}: the ranks ended with status {status}; their output is above.")
         return json.loads((folder / _ANSWER).read_text())

@@ -100,8 +100,7 @@ def measure_all(args, sample, left_out) -> Dict[str, Any]:
             failure = "interrupted"
             try:
                 rate = None if args.local else UNSHAPED
-                status = launch.run("bench.selector", settings, folder, ranks=ranks, rate=rate, timeout=args.timeout,
-                                    own_cores=args.own_cores)
+                status = launch.run("bench.selector", settings, folder, ranks=ranks, rate=rate, timeout=args.timeout)
                 failure = None if status == 0 else f"the ranks ended with status {status}"
             except SystemExit as error:
                 if not isinstance(error.code, str):  # a signal to this process

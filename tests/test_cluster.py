@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from bench.cluster.layout import NETNS_ETC, NETNS_RUN, RUN_ROOT, SSH_PORT, Layou
 from bench.cluster.network import leftovers
 from bench.cluster.processes import pids_inside
 from bench.cluster.shaping import format_rate, parse_rate, token_bucket
+from bench.cluster.state import State, load, save
 from harness.cluster import need
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -164,6 +166,21 @@ def test_hosts_have_equal_shares_of_the_cores() -> None:
         shares(3, 0, 1)
 
 
+def test_checkouts_of_other_versions_read_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("layout", "state"):
+        monkeypatch.setattr(f"bench.cluster.{module}.RUN_ROOT", tmp_path)
+    file = tmp_path / "a" / "state.json"
+    file.parent.mkdir()
+    made = State("a", 2, "unshaped", "token", True, None, None)
+    save(made)
+    told = json.loads(file.read_text())
+    assert "cores" not in told
+    file.write_text(json.dumps({**told, "of a later version": 1}))
+    assert load("a") == made
+    save(replace(made, cores=(0, 1)))
+    assert load("a").layout == Layout("a", 2, (0, 1))
+
+
 def test_read_local_of_a_missing_interface() -> None:
     assert read_local("no-such-interface") is None
 
@@ -192,7 +209,7 @@ def test_connections_use_what_linux_uses_by_default(cluster: Cluster, tmp_path: 
 
 def test_cores_of_their_own(machine: None, tmp_path: Path) -> None:
     everything = sorted(os.sched_getaffinity(0))
-    need(len(everything) % 2 == 0, "an odd number of cores cannot be shared out between two hosts")
+    need(len(everything) % 2 == 0, "two hosts cannot share out an odd number of cores")
     with Cluster(hosts=2, own_cores=True) as cluster:
         half = len(everything) // 2
         for host, other, cores in (("host0", "host1", everything[:half]), ("host1", "host0", everything[half:])):

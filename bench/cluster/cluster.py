@@ -243,7 +243,7 @@ class Cluster:
 
     def _save(self, *, ready: bool, owner_pid: int | None) -> None:
         owner_start = None if owner_pid is None else processes.start_time(owner_pid)
-        state.save(state.State(self.name, len(self.hosts), self.rate, list(self._layout.cores), self._token, ready, owner_pid, owner_start))
+        state.save(state.State(self.name, len(self.hosts), self.rate, self._token, ready, owner_pid, owner_start, self._layout.cores))
 
     def _release(self) -> None:
         self._owner_pid = None

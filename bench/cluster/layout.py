@@ -1,4 +1,4 @@
-"""Names, addresses and paths of one cluster: a pure function of its name and number of hosts."""
+"""Names, addresses and paths of one cluster: a pure function of its name, number of hosts and cores."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Layout:
         if not 1 <= self.hosts <= _MAX_HOSTS:
             raise ClusterError(f"bad number of hosts {self.hosts}: 1 to {_MAX_HOSTS}")
         if self.cores and self.hosts % len(self.cores) != 0 and len(self.cores) % self.hosts != 0:
-            raise ClusterError(f"{len(self.cores)} cores cannot be shared out evenly among {self.hosts} hosts: choose another number, or share all")
+            raise ClusterError(f"{len(self.cores)} cores cannot be shared out evenly among {self.hosts} hosts: choose another number of hosts")
 
     @property
     def host_names(self) -> list[str]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.cluster import shaping
+from bench.cluster.errors import ClusterError
 from bench.cluster.layout import BRIDGE, HOST_INTERFACE, NETNS_ETC, NETNS_RUN, PREFIX_LENGTH, Layout
 
 __all__ = ["byte_counters", "create", "leftovers", "remove", "set_rate", "shaped_rates"]
@@ -118,7 +119,9 @@ def _set_congestion_control(layout: Layout, host: str) -> None:
     """For every connection between hosts, by the route: a namespace may not choose what the machine does not allow all users to choose."""
     route = ["route", "replace", layout.subnet, "dev", HOST_INTERFACE, "proto", "kernel", "scope", "link", "src", layout.address(host)]
     command = ["ip", "-n", layout.namespace(host), *route, "congctl", _CONGESTION_CONTROL]
-    subprocess.run(command, check=True, timeout=10)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    if done.returncode != 0:
+        raise ClusterError(f"no {_CONGESTION_CONTROL} for TCP (kernel module tcp_{_CONGESTION_CONTROL}): {done.stderr.strip()}")
 
 
 def _disable_ipv6(namespace: str) -> None:

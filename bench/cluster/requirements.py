@@ -74,6 +74,6 @@ def _probe() -> list[str]:
             network.set_rate(layout, shaping.parse_rate("100mbit"))
             return []
         except Exception as error:  # of netlink, mount or unshare, each with its own type
-            return [f"the right to make namespaces, and veth, bridge and sch_tbf in the kernel: a trial failed with {error!r}"]
+            return [f"the right to make namespaces, and veth, bridge, sch_tbf and tcp_cubic in the kernel: a trial failed with {error!r}"]
         finally:
             teardown.remove_cluster(layout.name)

@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from bench.cluster.layout import RUN_ROOT, Layout
 from bench.cluster.processes import start_time
@@ -25,21 +25,21 @@ class State:
         name: of the cluster.
         hosts: number of hosts.
         rate: as text.
-        cores: as for ``Layout``.
         token: drawn when it was made; tells it from a later cluster of the same name.
         ready: everything was up at the time of writing.
         owner_pid: the process that will take it down, None once it stands by itself.
         owner_start: that process's start time.
+        cores: as for ``Layout``.
     """
 
     name: str
     hosts: int
     rate: str
-    cores: list[int]
     token: str
     ready: bool
     owner_pid: int | None
     owner_start: int | None
+    cores: tuple[int, ...] = ()
 
     @property
     def layout(self) -> Layout:
@@ -58,14 +58,17 @@ def save(state: State) -> None:
     """Replaces the state file in one move; the run directory exists."""
     run = state.layout.run_dir
     temporary = run / f"{_FILE}.new"
-    temporary.write_text(json.dumps(asdict(state), indent=2) + "\n")
+    # A checkout that does not know a field would take the cluster for a left-over.
+    told = {name: value for name, value in asdict(state).items() if name != "cores" or value}
+    temporary.write_text(json.dumps(told, indent=2) + "\n")
     os.replace(temporary, run / _FILE)
 
 
 def load(name: str) -> State | None:
     """The state of a cluster, None if there is none or the file is damaged (then the cluster counts as left over)."""
     try:
-        return State(**json.loads((RUN_ROOT / name / _FILE).read_text()))
+        found = json.loads((RUN_ROOT / name / _FILE).read_text())
+        return State(**{field.name: found[field.name] for field in fields(State) if field.name in found})
     except (OSError, ValueError, TypeError):
         return None
 

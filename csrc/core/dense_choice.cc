@@ -11,9 +11,9 @@ namespace poseidon {
 
 namespace {
 
-// While all ranks compute on the cores that they share, each hop of a message and of the negotiation before it waits for one. On 4 ranks with
-// 2 cores the negotiation alone took 30 to 75 ms in Horovod's timeline, and a message of 1 MB 150 ms longer than between idle ranks, where the
-// trials before found an alpha of 3 to 9 ms.
+// While ranks compute, and other threads find no core free, each hop of a message and of the negotiation before it waits for one. On 4 ranks
+// with 2 cores the negotiation alone took 25 to 75 ms in Horovod's timeline, and a message of 1 MB 150 ms longer than between idle ranks, where
+// the trials before found an alpha of 2 to 9 ms.
 constexpr double kBusyAlpha = 15;
 
 // In the order of backward.
@@ -50,7 +50,7 @@ std::vector<DenseSlice> ChooseLayout(const MergedProfile& profile, const std::ve
   const NetworkLoad load = prediction != nullptr && prediction->known ? prediction->load : inputs->load;
   StepModel unloaded = MakeStepModel(profile, decisions, settings, *inputs);
   StepModel loaded = UnderLoad(unloaded, load);
-  unloaded.allreduce.alpha *= 1 + (kBusyAlpha - 1) * inputs->contention;
+  if (!inputs->network_given) unloaded.allreduce.alpha *= 1 + (kBusyAlpha - 1) * inputs->contention;
   std::vector<Scheme> schemes;
   for (const TensorDecision& decision : decisions) schemes.push_back(decision.scheme);
   const auto estimate = [&](const std::vector<DenseSlice>& slices, StepModel* model) {

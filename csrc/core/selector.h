@@ -38,6 +38,7 @@ struct TensorDecision {
 // What policy kTime knows besides the profile.
 struct TimeInputs {
   NetworkModel network;
+  bool network_given = false;     // by the user, who is taken at his word, so it is what a step has
   double contention = 0;          // StepModel's
   std::vector<LayerCost> costs;   // one per tensor; missing ones count as zeros
   TimeChoiceSettings settings;

@@ -245,6 +245,7 @@ Status Session::Calibrate() {
     if (!reader.Finished()) return Status::Internal("the measured costs of a rank cannot be read; install the same version everywhere");
   }
   time_inputs_.network = network_;
+  time_inputs_.network_given = options_.network.known();
   time_inputs_.settings.gather_memory_bytes = options_.gather_memory_bytes;
   time_inputs_.contention = Median(values[0]);
   time_inputs_.copy = Median(values[1]);
