@@ -185,7 +185,8 @@ def publish(args, measured: Dict[str, Any], title: str, name: str, *, columns: M
     """
     from rich.console import Console
 
-    measured["environment"]["command"] = results.command()
+    # Of the machine: a rank may be kept to some of them.
+    measured["environment"].update(command=results.command(), cores=len(os.sched_getaffinity(0)))
     console = Console(width=None if sys.stdout.isatty() else 140 + 12 * len(columns))
     console.print(_step_table(measured, title, columns))
     console.print(" ".join(filter(None, (_notes(measured), note))), style="dim", markup=False, highlight=False)

@@ -49,10 +49,9 @@ with socket.create_connection((sys.argv[1], {PORT}), timeout=20) as connection:
 """
 CONNECT = f"""
 import os, socket, sys
-def told(connection):
-    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(bytes(1)).decode()
 with socket.create_connection((sys.argv[1], {SSH_PORT}), timeout=20) as connection:
-    print(told(connection), sorted(os.sched_getaffinity(0)))
+    congestion = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(bytes(1)).decode()
+    print(congestion, sorted(os.sched_getaffinity(0)))
 """
 WHO_AM_I = "import socket; name = socket.gethostname(); print(name, socket.gethostbyname(name))"
 ALLREDUCE = """
