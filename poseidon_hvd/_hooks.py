@@ -3,7 +3,7 @@
 import dataclasses
 import fnmatch
 import weakref
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import AbstractSet, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -81,6 +81,10 @@ class Hooks:
         """By parameter; empty where no hook looks before reduction."""
         return [index in self._before for index in range(len(self._names))] if self._before else []
 
+    @property
+    def any_after(self) -> bool:
+        return bool(self._after)
+
     def caller(self) -> Optional[Callable[[int, torch.Tensor], None]]:
         """For the session, which must not keep the optimizer alive, as a hook may."""
         if not self._before:
@@ -104,10 +108,11 @@ class Hooks:
             if params[index].grad is not None:
                 self.before(index, params[index].grad)
 
-    def after_all(self, params: Sequence[torch.Tensor]) -> None:
+    def after_all(self, params: Sequence[torch.Tensor], without: AbstractSet[int]) -> None:
+        """``without``: parameters that have had their turn, or will have it."""
         for index, functions in list(self._after.items()):
             grad = params[index].grad
-            if grad is None:
+            if grad is None or index in without:
                 continue
             for function in functions:
                 _call(function, "after", self._names[index], grad)

@@ -25,6 +25,8 @@ class Config:
             ``"priority"``, ``"priority:BYTES"`` or ``"horovod"``. ``"auto"`` goes by measurements, which policies ``"bytes"`` and ``"sfb"``
             do without: there it becomes ``"lazy"``.
         uneven_steps: ranks may be in ``hvd.join()`` while others still train, also while layers are factored.
+        reduce_in: ``"backward"``: gradients are reduced when backward() returns; ``"step"``: when synchronize() or step() does, as in
+            Horovod, so that work between backward() and step() overlaps with communication.
     """
 
     policy: str = "time"
@@ -34,10 +36,12 @@ class Config:
     log_plans: bool = False
     uneven_steps: bool = False
     dense: str = "auto"
+    reduce_in: str = "backward"
 
     @classmethod
     def resolve(cls, policy: Optional[str], schemes: Optional[Mapping[str, str]], network: Union[None, str, Mapping[str, Any]] = None,
-                memory_limit: Optional[float] = None, uneven_steps: Optional[bool] = None, dense: Optional[str] = None) -> "Config":
+                memory_limit: Optional[float] = None, uneven_steps: Optional[bool] = None, dense: Optional[str] = None,
+                reduce_in: Optional[str] = None) -> "Config":
         """Arguments override the environment, option by option.
 
         Raises:
@@ -55,7 +59,7 @@ class Config:
         for pattern, scheme in schemes.items():
             _validate(_C.parse_scheme_override, scheme, f"{source}, {pattern!r}")
         return cls(policy, dict(schemes), _network(network), _memory_limit(memory_limit), _log_plans(), _uneven_steps(uneven_steps),
-                   _dense(dense, policy))
+                   _dense(dense, policy), _reduce_in(reduce_in))
 
     def overrides(self, names: Sequence[str]) -> List[str]:
         """The scheme asked for each parameter.
@@ -169,6 +173,15 @@ def _uneven_steps(uneven_steps: Optional[bool]) -> bool:
     if text not in ("0", "1"):
         raise ValueError(f"POSEIDON_UNEVEN_STEPS: {text!r} is none of 0, 1.")
     return text == "1"
+
+
+def _reduce_in(reduce_in: Optional[str]) -> str:
+    source = "reduce_in"
+    if reduce_in is None:
+        reduce_in, source = os.environ.get("POSEIDON_REDUCE_IN", Config.reduce_in), "POSEIDON_REDUCE_IN"
+    if reduce_in not in ("backward", "step"):
+        raise ValueError(f"{source}: {reduce_in!r} is none of backward, step.")
+    return reduce_in
 
 
 def stall_warning_seconds() -> float:

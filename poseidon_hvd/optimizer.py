@@ -90,9 +90,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             "memory_limit": self._config.memory_limit,
             "uneven_steps": uneven_steps,
             "dense": self._config.dense,
+            "reduce_in": self._config.reduce_in,
             "hooks before reduction": ",".join(self._hooks.names_before),
         }
         self._logged_schemes = None
+        self._hooked_in_backward = frozenset()  # parameters whose hooks after reduction have run in this step
         self._tag = _runtime.session_tag(self.process_set.process_set_id) if tag is None else tag
         self._contexts = {}
         self._session = _C.Session(
@@ -121,7 +123,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             dense=self._config.dense,
             before=self._hooks.caller(),
             hooked=self._hooks.hooked,
+            reduce_in_backward=self._config.reduce_in == "backward",
+            reduce=_reducer(self),
         )
+        self._session.set_hooks_after(self._hooks.any_after)
 
     def _close_session(self):
         self._session = None
@@ -157,15 +162,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         included = self.process_set.included()
         session = self._current_session() if included else None
         if session is not None:
-            sparse = session.flush()
-            handles = [(i, self._sparse_async(self._params[i])) for i in sparse]
-            compressed = session.finish()
-            with torch.no_grad():
-                for i, handle in handles:
-                    grad = self._params[i].grad
-                    grad.zero_().add_(self._compression.decompress(handle(), grad.dtype))
-                for i, tensor in compressed:
-                    self._params[i].grad.copy_(self._compression.decompress(tensor, self._contexts.pop(i)))
+            self._reduce(session.flush(), session.finish)
             for message in session.take_warnings():
                 warnings.warn(f"poseidon_hvd: {message}")
             if self._config.log_plans:
@@ -174,7 +171,29 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._hooks.before_all(self._params)
         self._synchronized = True
         if included:
-            self._hooks.after_all(self._params)
+            self._hooks.after_all(self._params, self._hooked_in_backward)
+            self._hooked_in_backward = frozenset()
+
+    def _reduce_in_backward(self):
+        """At the end of a backward that may have completed the step, where reducing needs Python."""
+        session = self._session
+        sparse = session.begin_reduce() if session is not None else None
+        if sparse is not None:
+            self._reduce(sparse, session.collect)
+            reduced = frozenset(session.collected_parameters())
+            self._hooks.after_all(self._params, frozenset(range(len(self._params))) - reduced)
+            self._hooked_in_backward = reduced
+
+    def _reduce(self, sparse, collect):
+        """Sparse gradients and compressors of the user's own take Horovod's way in Python; ``collect`` waits for everything else."""
+        handles = [(i, self._sparse_async(self._params[i])) for i in sparse]
+        compressed = collect()
+        with torch.no_grad():
+            for i, handle in handles:
+                grad = self._params[i].grad
+                grad.zero_().add_(self._compression.decompress(handle(), grad.dtype))
+            for i, tensor in compressed:
+                self._params[i].grad.copy_(self._compression.decompress(tensor, self._contexts.pop(i)))
 
     def _sparse_async(self, p):
         """Sparse gradients go Horovod's own way; a rank without one contributes no rows."""
@@ -233,7 +252,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         wrapped_from = self._wrapped_from()
         if wrapped_from is not None:
             wrapped_from._opt_called = True  # for a scheduler that was made on it before it was wrapped
-        result = super(self.__class__, self).step(closure)
+        result = super(self._distributed_class, self).step(closure)
         if self._session is not None:
             self._session.note_updated()
         return result
@@ -245,12 +264,13 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             AssertionError: gradients are still being reduced.
         """
         session = self._session
-        if session is not None and session.has_open_handles():
+        if session is not None and not session.discard():
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
                 "This is prohibited as it can cause a race condition."
             )
-        result = super(self.__class__, self).zero_grad(*args, **kwargs)
+        result = super(self._distributed_class, self).zero_grad(*args, **kwargs)
+        self._hooked_in_backward = frozenset()
         if session is not None:
             session.note_zeroed()
         return result
@@ -259,7 +279,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Parameters may be added between steps, on all ranks alike; the next step observes again and makes a new plan."""
         if self._handles:
             raise RuntimeError("add_param_group() was called while gradients are being reduced. Call it after step().")
-        super(self.__class__, self).add_param_group(param_group)
+        super(self._distributed_class, self).add_param_group(param_group)
         group = len(self.param_groups) - 1
         for index, p in enumerate(self.param_groups[-1]["params"]):
             self._parameter_names.setdefault(p, f"allreduce.noname.{group}.{index}")
@@ -270,7 +290,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._session.reset()
         self._synchronized = False
         self._should_synchronize = True
-        return super(self.__class__, self).load_state_dict(*args, **kwargs)
+        return super(self._distributed_class, self).load_state_dict(*args, **kwargs)
 
     def set_backward_passes_per_step(self, passes):
         """The number of backward passes to accumulate before a step, from now on."""
@@ -328,6 +348,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if hook.before is not None and self._handles:
             raise RuntimeError("A hook before reduction was registered or removed while gradients are being reduced. Do it after step().")
         change(hook)
+        if hook.after is not None and self._session is not None:
+            self._session.set_hooks_after(self._hooks.any_after)
         if hook.before is not None:
             # Before the first step under its old number: ranks that register differently must meet, or they could not find that out.
             # A plan is there on all ranks or on none; of steps a rank that joined early has done fewer.
@@ -500,6 +522,18 @@ def _cost(bytes_sent: Optional[float], seconds: Optional[float]) -> Dict[str, Op
     return {"bytes": bytes_sent, "seconds": None if bytes_sent is None else seconds}
 
 
+def _reducer(optimizer):
+    """For the session, which must not keep the optimizer alive."""
+    reference = weakref.ref(optimizer)
+
+    def reduce():
+        optimizer = reference()
+        if optimizer is not None:
+            optimizer._reduce_in_backward()
+
+    return reduce
+
+
 def _compressor(compression, contexts):
     def compress(index, grad):
         tensor, contexts[index] = compression.compress(grad)
@@ -526,6 +560,7 @@ def DistributedOptimizer(
     memory_limit: Optional[float] = None,
     uneven_steps: Optional[bool] = None,
     dense: Optional[str] = None,
+    reduce_in: Optional[str] = None,
 ) -> torch.optim.Optimizer:
     """An optimizer that reduces gradients over all ranks before each step, the cheaper way for each tensor.
 
@@ -588,7 +623,7 @@ def DistributedOptimizer(
             "torch.optim.LBFGS cannot be distributed: each rank would evaluate its closure, and so reduce gradients, a different "
             "number of times and wait for the others for ever."
         )
-    config = Config.resolve(policy, schemes, network, memory_limit, uneven_steps, dense)
+    config = Config.resolve(policy, schemes, network, memory_limit, uneven_steps, dense, reduce_in)
     horovod_size = size()  # raises if Horovod is not initialized
 
     own_path = None
@@ -611,6 +646,7 @@ def DistributedOptimizer(
         base = base.__mro__[1]
     attributes = {key: value for key, value in _DistributedOptimizer.__dict__.items() if key not in ("__dict__", "__weakref__")}
     wrapped_class = type(base.__name__, (base,), attributes)
+    wrapped_class._distributed_class = wrapped_class  # for super(): a user may subclass it
     # Not through the user's __init__, which would lose what else it was given; and without step(), which a scheduler may have
     # bound to the instance.
     wrapped = wrapped_class.__new__(wrapped_class)

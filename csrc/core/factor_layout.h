@@ -32,6 +32,9 @@ namespace poseidon {
 // This rank holds a gradient of weight / bias that its factors do not cover; all ranks follow up with an allreduce.
 constexpr uint32_t kFlagExtraWeight = 1u << 0;
 constexpr uint32_t kFlagExtraBias = 1u << 1;
+// And it came in a step in which backward reached the layer: evidence that its calls do not give all of its gradient. Without this flag
+// the extra part is what the user left or put into .grad, such as the result of a synchronize() that is followed by another.
+constexpr uint32_t kFlagForeign = 1u << 2;
 
 // Horovod's collectives count elements in an int.
 constexpr int64_t kMaxCollectiveElements = (int64_t{1} << 31) - 2;

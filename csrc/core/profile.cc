@@ -10,10 +10,10 @@
 namespace poseidon {
 namespace {
 
-constexpr uint32_t kMagic = 0x35465250;  // "PRF5"; the digit changes with the format
+constexpr uint32_t kMagic = 0x36465250;  // "PRF6"; the digit changes with the format
 // Larger counts can only be corruption; the bound keeps sums over ranks from overflowing.
 constexpr int64_t kMaxCount = int64_t{1} << 48;
-constexpr size_t kMinTensorBytes = 60;  // name, shape and reason empty
+constexpr size_t kMinTensorBytes = 62;  // name, shape and reason empty
 
 int64_t ReadCounted(ByteReader* reader) {
   const int64_t value = reader->ReadI64();
@@ -60,9 +60,35 @@ Status CompareTensors(const RankProfile& first, const RankProfile& other, size_t
   for (size_t i = 0; i < count; ++i) {
     const TensorProfile* a = i < first.tensors.size() ? &first.tensors[i] : nullptr;
     const TensorProfile* b = i < other.tensors.size() ? &other.tensors[i] : nullptr;
-    if (a && b && a->name == b->name && a->shape == b->shape && a->dtype == b->dtype) continue;
+    const bool same = a && b && a->name == b->name && a->shape == b->shape && a->dtype == b->dtype;
+    if (same && a->active != b->active) {
+      const auto wants = [](bool active) { return std::string(active ? "one that wants a gradient" : "one that wants none"); };
+      return Status::InvalidArgument(Differ("parameter " + a->name, wants(a->active), rank, wants(b->active),
+                                            "call requires_grad_() alike on all ranks, at the same step"));
+    }
+    if (same) continue;
     return Status::InvalidArgument(Differ("parameter " + std::to_string(i), a ? Describe(*a) : "none", rank,
                                           b ? Describe(*b) : "none", remedy));
+  }
+  return Status::OK();
+}
+
+// Ranks that have a gradient of it must send the same kind.
+Status CompareLayouts(const std::vector<RankProfile>& by_rank, size_t index) {
+  const TensorProfile* first = nullptr;
+  size_t first_rank = 0;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const TensorProfile& tensor = by_rank[rank].tensors[index];
+    if (!tensor.used) continue;
+    if (first == nullptr) {
+      first = &tensor;
+      first_rank = rank;
+    }
+    if (first->sparse == tensor.sparse) continue;
+    const auto kind = [](bool sparse) { return std::string(sparse ? "a sparse one" : "a dense one"); };
+    return Status::InvalidArgument("ranks disagree on the gradient of " + tensor.name + ": rank " + std::to_string(first_rank) + " has " +
+                                   kind(first->sparse) + ", rank " + std::to_string(rank) + " has " + kind(tensor.sparse) +
+                                   "; give the layer the same sparse= on every rank, or set sparse_as_dense=True");
   }
   return Status::OK();
 }
@@ -91,10 +117,12 @@ std::string Objection(const TensorProfile& tensor, const TensorProfile& base) {
 MergedTensor MergeTensor(const std::vector<RankProfile>& by_rank, size_t index) {
   MergedTensor merged;
   const TensorProfile* base = nullptr;
+  merged.everywhere = true;
   bool linear = false;
   bool embedding = false;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     const TensorProfile& tensor = by_rank[rank].tensors[index];
+    merged.everywhere = merged.everywhere && tensor.complete;
     merged.rows_by_rank.push_back(tensor.rows);
     merged.global_rows += tensor.rows;
     merged.max_rank_rows = std::max(merged.max_rank_rows, tensor.rows);
@@ -157,7 +185,9 @@ std::vector<uint8_t> EncodeProfile(const RankProfile& profile) {
     writer.WriteU8(static_cast<uint8_t>(tensor.factor_dtype));
     writer.WriteI64(tensor.rows);
     writer.WriteI64(tensor.calls);
+    writer.WriteBool(tensor.active);
     writer.WriteBool(tensor.used);
+    writer.WriteBool(tensor.complete);
     writer.WriteBool(tensor.sparse);
     writer.WriteBool(tensor.sfb_allowed);
     writer.WriteString(tensor.reason);
@@ -192,7 +222,9 @@ Status DecodeProfile(const void* data, size_t size, RankProfile* out) {
     tensor.factor_dtype = reader.ReadEnum(DType::kOther);
     tensor.rows = ReadCounted(&reader);
     tensor.calls = ReadCounted(&reader);
+    tensor.active = reader.ReadBool();
     tensor.used = reader.ReadBool();
+    tensor.complete = reader.ReadBool();
     tensor.sparse = reader.ReadBool();
     tensor.sfb_allowed = reader.ReadBool();
     tensor.reason = reader.ReadString();
@@ -221,7 +253,10 @@ Status MergeProfiles(const std::vector<RankProfile>& by_rank, MergedProfile* out
     out->step_seconds = std::max(out->step_seconds, profile.step_seconds);
     out->first_step_seconds = std::max(out->first_step_seconds, profile.first_step_seconds);
   }
-  for (size_t i = 0; i < by_rank[0].tensors.size(); ++i) out->tensors.push_back(MergeTensor(by_rank, i));
+  for (size_t i = 0; i < by_rank[0].tensors.size(); ++i) {
+    if (Status status = CompareLayouts(by_rank, i); !status.ok()) return status;
+    out->tensors.push_back(MergeTensor(by_rank, i));
+  }
   return Status::OK();
 }
 

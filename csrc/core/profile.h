@@ -22,7 +22,9 @@ struct TensorProfile {
   DType factor_dtype = DType::kFloat32;  // of x and d; under autocast not the gradient's
   int64_t rows = 0;                      // K: rows this rank fed, over all calls and passes of the step
   int64_t calls = 0;
+  bool active = true;        // wants a gradient
   bool used = false;         // got a gradient in this step
+  bool complete = false;     // of all passes of the step, in backward
   bool sparse = false;       // that gradient was sparse
   bool sfb_allowed = false;  // the guard's verdict on this rank, for SFB or row-sparse
   std::string reason;        // why not; empty if allowed
@@ -53,6 +55,7 @@ struct MergedTensor {
   bool sparse = false;       // on any rank
   double ready_seconds = -1;  // of the slowest rank: no collective starts before it
   int64_t global_unique_rows = 0;  // sum over ranks
+  bool everywhere = false;  // complete in backward, on every rank
 };
 
 struct MergedProfile {
@@ -71,8 +74,8 @@ std::vector<uint8_t> EncodeProfile(const RankProfile& profile);
 // kInvalidArgument for anything that EncodeProfile of this version did not write; *out is then unspecified.
 Status DecodeProfile(const void* data, size_t size, RankProfile* out);
 
-// kInvalidArgument when ranks differ in settings or in the list of (name, shape, dtype), in order: names the first
-// difference, both ranks and both values. Ranks that merely used a layer differently (factor dtype, bias) are no error: SFB is
+// kInvalidArgument when ranks differ in settings, in the list of (name, shape, dtype, wants a gradient), in order, or in whether a gradient is
+// sparse: names the first difference, both ranks and both values. Ranks that merely used a layer differently (factor dtype, bias) are no error: SFB is
 // not allowed for that tensor. A rank that did not use a tensor in this step has no say in its verdict.
 Status MergeProfiles(const std::vector<RankProfile>& by_rank, MergedProfile* out);
 

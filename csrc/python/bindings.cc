@@ -63,6 +63,14 @@ std::function<void(int, const at::Tensor&)> WrapHook(const py::object& hook) {
   };
 }
 
+std::function<void()> WrapReduce(const py::object& reduce) {
+  if (reduce.is_none()) return nullptr;
+  return [function = Share(reduce)] {
+    py::gil_scoped_acquire gil;
+    (*function)();
+  };
+}
+
 std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std::vector<std::string> names,
                                      std::vector<at::Tensor> params, std::vector<std::vector<int>> groups, int op,
                                      double prescale, double postscale, int passes_per_step, const std::string& compression,
@@ -71,7 +79,7 @@ std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std:
                                      std::string settings, std::optional<int64_t> max_gathered_elements,
                                      const std::optional<std::vector<double>>& network, double gather_memory_bytes,
                                      bool uneven_steps, const py::object& before, std::vector<bool> hooked,
-                                     const std::string& dense) {
+                                     const std::string& dense, bool reduce_in_backward, const py::object& reduce) {
   SessionOptions options;
   options.names = std::move(names);
   options.params = std::move(params);
@@ -99,6 +107,8 @@ std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std:
   options.uneven_steps = uneven_steps;
   options.before = WrapHook(before);
   options.hooked = std::move(hooked);
+  options.reduce_in_backward = reduce_in_backward;
+  options.reduce = WrapReduce(reduce);
   ThrowIfError(ParseDense(dense, &options.dense));
   return Session::Create(engine, std::move(options));
 }
@@ -246,7 +256,12 @@ PYBIND11_MODULE(_C, m) {
            py::arg("tag"), py::arg("policy"), py::arg("overrides"), py::arg("settings"),
            py::arg("max_gathered_elements") = std::nullopt, py::arg("network") = std::nullopt,
            py::arg("gather_memory_bytes") = 2e9, py::arg("uneven_steps") = false, py::arg("before") = py::none(),
-           py::arg("hooked") = std::vector<bool>{}, py::arg("dense") = "auto")
+           py::arg("hooked") = std::vector<bool>{}, py::arg("dense") = "auto", py::arg("reduce_in_backward") = true,
+           py::arg("reduce") = py::none())
+      .def("begin_reduce", &Session::BeginReduce, ReleaseGil())
+      .def("collect", &Session::Collect, ReleaseGil())
+      .def("discard", &Session::Discard, ReleaseGil())
+      .def("set_hooks_after", &Session::SetHooksAfter, ReleaseGil())
       .def("flush", &Session::Flush, ReleaseGil())
       .def("finish", &Session::Finish, ReleaseGil())
       .def("reset", &Session::Reset, ReleaseGil())
@@ -257,6 +272,7 @@ PYBIND11_MODULE(_C, m) {
       .def("sum_over_ranks", &Session::SumOverRanks, ReleaseGil(), py::arg("what"), py::arg("value"))
       .def("has_open_handles", &Session::HasOpenHandles, ReleaseGil())
       .def("touched_parameters", &Session::TouchedParameters, ReleaseGil())
+      .def("collected_parameters", &Session::CollectedParameters, ReleaseGil())
       .def("delays", &Session::Delays, ReleaseGil())
       .def("active_parameters", &Session::ActiveParameters, ReleaseGil())
       .def("take_warnings", &Session::TakeWarnings, ReleaseGil())

@@ -7,6 +7,9 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
+#include <pthread.h>
+
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <mutex>
@@ -64,10 +67,15 @@ class Registry {
   std::atomic<size_t> size_{0};
 };
 
+std::atomic<bool> forked{false};
+
+bool IsUsers(const std::unique_ptr<ag::FunctionPostHook>& hook) { return dynamic_cast<const OwnHook*>(hook.get()) == nullptr; }
+
 }  // namespace
 
 void EnableCapture() {
   static const bool done = [] {
+    pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
     auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradCPU, __FILE__, __LINE__);
     AddLinearKernel(*library);
     AddEmbeddingKernels(*library);
@@ -82,7 +90,9 @@ void RegisterLayer(const std::shared_ptr<FactoredLayer>& layer, std::weak_ptr<Ca
 
 void UnregisterLayer(const FactoredLayer& layer) { Registry::Get().Remove(layer); }
 
-bool AnyRegistered() { return !Registry::Get().empty(); }
+bool AnyRegistered() { return !Registry::Get().empty() && !InForkedChild(); }
+
+bool InForkedChild() { return forked.load(std::memory_order_relaxed); }
 
 std::optional<Registration> FindLayer(FactoredLayer::Kind kind, const at::Tensor& leaf, int64_t rows) {
   std::optional<Registration> registration = Registry::Get().Find(kind, leaf);
@@ -101,10 +111,20 @@ at::Tensor LeafOf(const at::Tensor& tensor) {
 }
 
 bool HasUserHooks(const at::Tensor& leaf) {
-  return !ag::impl::hooks(leaf).empty() || ag::impl::post_acc_grad_hooks(leaf) != nullptr;
+  if (!ag::impl::hooks(leaf).empty() || ag::impl::post_acc_grad_hooks(leaf) != nullptr) return true;
+  const auto accumulator = ag::impl::try_get_grad_accumulator(leaf);
+  if (!accumulator) return false;
+  const auto& post_hooks = accumulator->post_hooks();
+  return !accumulator->pre_hooks().empty() || std::any_of(post_hooks.begin(), post_hooks.end(), IsUsers);
+}
+
+bool HasHooks(ag::Node& node) {
+  return !node.pre_hooks().empty() || !node.tensor_pre_hooks().empty() || !node.retains_grad_hooks().empty() ||
+         !node.post_hooks().empty();
 }
 
 bool WillAccumulate(const at::Tensor& leaf) {
+  if (!leaf.requires_grad()) return false;  // frozen since: AccumulateGrad drops what arrives
   const auto* exec_info = ag::get_current_graph_task_exec_info();
   if (exec_info == nullptr || exec_info->empty()) return true;
   const auto accumulator = ag::impl::try_get_grad_accumulator(leaf);
@@ -112,16 +132,25 @@ bool WillAccumulate(const at::Tensor& leaf) {
   return it != exec_info->end() && it->second.needed_ && !it->second.captures_;
 }
 
+int CurrentWalk() { return ag::get_current_graph_task_id(); }
+
 bool IsPlain(const at::Tensor& tensor) {
-  constexpr c10::DispatchKeySet kWrappers({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
-                                           c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize,
-                                           c10::DispatchKey::Batched});
-  return tensor.layout() == at::kStrided && !tensor.key_set().has_any(kWrappers) && !tensor._fw_grad(0).defined();
+  constexpr c10::DispatchKeySet kWrappers(
+      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
+       c10::DispatchKey::Functionalize, c10::DispatchKey::Batched});
+  return tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.key_set().has_any(kWrappers) &&
+         !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && !tensor._fw_grad(0).defined();
 }
 
 bool SomebodyWatches() {
   return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+         c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Functionalize) ||
          c10::impl::TorchDispatchModeTLS::any_modes_set();
+}
+
+at::Tensor OverTheSameMemory(const at::Tensor& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
 }
 
 }  // namespace poseidon

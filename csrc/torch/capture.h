@@ -49,8 +49,9 @@ struct Registration {
   std::weak_ptr<CaptureOwner> owner;
 };
 
-// False: Find would find nothing. Cheap.
+// False: FindLayer would find nothing, or this is a forked child, in which nothing can be sent. Cheap.
 bool AnyRegistered();
+bool InForkedChild();
 
 // The layer of that kind that wants this call's factors; none for most calls. `leaf` is what LeafOf gave. Counts the call's rows, which
 // are as good as lost if the call is not captured after all.
@@ -59,17 +60,35 @@ std::optional<Registration> FindLayer(FactoredLayer::Kind kind, const at::Tensor
 // The parameter behind a tensor that a call got as its weight: itself, or, under autocast, what the tensor is a cast of.
 at::Tensor LeafOf(const at::Tensor& tensor);
 
-// Hooks want to see, or to change, a local gradient that capture never computes.
+// True if a hook wants to see, or to change, a local gradient that capture never computes: a hook on the tensor, after its
+// accumulation, or on its gradient accumulator (any but ours).
 bool HasUserHooks(const at::Tensor& leaf);
+// The same of a node of the graph: between a call's node and the accumulator, where the weight is a cast.
+bool HasHooks(torch::autograd::Node& node);
 
-// Whether the backward that runs now will accumulate into leaf.grad. False for autograd.grad(), which wants the gradient
-// itself, and for backward(inputs=...) that leaves this parameter out.
+// Marks our own hooks on gradient accumulators, which are no user's.
+class OwnHook {
+ public:
+  virtual ~OwnHook() = default;
+};
+
+// Whether the walk that runs now will accumulate into leaf.grad. False for autograd.grad(), which wants the gradient itself, for
+// backward(inputs=...) that leaves this parameter out, and for a parameter that was frozen after the forward.
 bool WillAccumulate(const at::Tensor& leaf);
 
-// No subclass, transform or forward gradient.
+// A walk is one execution of the graph by backward(). Its id, which no other walk of the process has; -1 outside of walks.
+int CurrentWalk();
+
+// The one question before a kernel looks at sizes: an ordinary CPU tensor with known sizes. No subclass, transform, forward
+// gradient, nested, fake or symbolic tensor.
 bool IsPlain(const at::Tensor& tensor);
-// Such a transform, or a dispatch mode, watches all calls of this thread.
+// A transform or a dispatch mode watches all calls of this thread.
 bool SomebodyWatches();
+
+// A tensor of its own over the same memory, with the same version counter. It keeps the memory that `tensor` has now, whatever
+// .data is assigned later. A tensor that Python has seen is referenced by its Python object as long as anybody else references it,
+// so only references to the memory tell whether a buffer is still in use.
+at::Tensor OverTheSameMemory(const at::Tensor& tensor);
 
 // A tensor of any shape as rows of `features` elements.
 inline at::Tensor Rows(const at::Tensor& tensor, int64_t features) { return tensor.reshape({tensor.numel() / features, features}); }
@@ -79,29 +98,33 @@ class CaptureNode : public torch::autograd::Node {
  public:
   CaptureNode(Registration registration, const at::Tensor& weight, const at::Tensor& weight_leaf)
       : registration_(std::move(registration)), weight_leaf_(weight_leaf), direct_weight_(weight_leaf.is_same(weight)) {
-    ++layer().pending_nodes;
+    ++layer().live_nodes;
     if (direct_weight_) ++layer().live_weight_edges;
   }
 
   // The edges themselves go after this, so for a moment there are more references than accounts: the safe side.
   ~CaptureNode() override {
-    NoLongerPending();
+    --layer().live_nodes;
     if (direct_weight_) --layer().live_weight_edges;
   }
 
  protected:
   FactoredLayer& layer() const { return *registration_.layer; }
   std::shared_ptr<CaptureOwner> owner() const { return registration_.owner.lock(); }
-  void NoLongerPending() {
-    if (std::exchange(pending_, false)) --layer().pending_nodes;
+
+  // The rule of capture (docs/sfb.md): what this node would give to input `edge` ends up in leaf.grad and nowhere else, and nobody looks
+  // at it on its way.
+  bool EndsInGrad(const at::Tensor& leaf, bool direct, size_t edge) {
+    return WillAccumulate(leaf) && !HasUserHooks(leaf) && post_hooks().empty() &&
+           (direct || !HasHooks(*next_edge(edge).function));
   }
+  bool WeightEndsInGrad(size_t edge) { return EndsInGrad(weight_leaf_, direct_weight_, edge); }
 
   const Registration registration_;
   const at::Tensor weight_leaf_;
 
  private:
   const bool direct_weight_;
-  bool pending_ = true;
 };
 
 template <typename T, typename... Args>

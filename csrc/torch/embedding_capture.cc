@@ -34,13 +34,13 @@ class TableBackward : public CaptureNode {
   template <typename MakeRows>
   bool Deliver(const at::Tensor& d, MakeRows make_rows) {
     // create_graph: ordinary differentiable gradients for everything.
-    if (at::GradMode::is_enabled() || !IsPlain(d) || !WillAccumulate(weight_leaf_)) return false;
+    if (at::GradMode::is_enabled() || !IsPlain(d) || !WeightEndsInGrad(0)) return false;
     const auto owner = this->owner();
     auto& layer = static_cast<EmbeddingLayer&>(this->layer());
     const FactoredLayer::Mode mode = layer.mode();
     if (!owner || mode == FactoredLayer::Mode::kBypass) return false;
     const bool capture = mode == FactoredLayer::Mode::kCapture;
-    if (capture && (HasUserHooks(weight_leaf_) || layer.settings().sparse != sparse_)) return false;
+    if (capture && layer.settings().sparse != sparse_) return false;
     std::optional<TableRows> rows = make_rows();
     if (!rows) return false;
     rows->sparse = sparse_;
@@ -76,13 +76,9 @@ class EmbeddingBackward final : public TableBackward {
     std::lock_guard<std::mutex> lock(mutex_);
     ag::variable_list out(1);
     const at::Tensor d = std::move(grads[0]);
-    if (!d.defined()) {
-      NoLongerPending();
-      return out;
-    }
+    if (!d.defined()) return out;
     TORCH_CHECK(!released_, ag::ERR_BACKWARD_TWICE);
     const at::Tensor ids = ids_.unpack();
-    NoLongerPending();  // after unpacking, which under checkpointing runs forward again
     if (!task_should_compute_output(0)) return out;
     const bool taken = Deliver(d, [&]() -> std::optional<TableRows> {
       TableRows rows;
@@ -153,7 +149,9 @@ class EmbeddingBagBackward final : public TableBackward {
         ids_(ids, /*is_output=*/false),
         offsets_(offsets, /*is_output=*/false),
         sample_weights_(sample_weights, /*is_output=*/false) {
-    if (sample_weights.defined() && sample_weights.requires_grad()) weight_ = ag::SavedVariable(weight, /*is_output=*/false);
+    if (sample_weights.defined() && sample_weights.requires_grad()) {
+      weight_ = ag::SavedVariable(OverTheSameMemory(weight), /*is_output=*/false);  // as it is now, whatever .data is assigned later
+    }
   }
 
   // After the forward: what it found out of the offsets, for PyTorch's own backward.
@@ -177,19 +175,16 @@ class EmbeddingBagBackward final : public TableBackward {
     std::lock_guard<std::mutex> lock(mutex_);
     ag::variable_list out(2);
     const at::Tensor d = std::move(grads[0]);
-    if (!d.defined()) {
-      NoLongerPending();
-      return out;
-    }
+    if (!d.defined()) return out;
     TORCH_CHECK(!released_, ag::ERR_BACKWARD_TWICE);
     const at::Tensor ids = ids_.unpack();
     const at::Tensor offsets = offsets_.unpack();
     const at::Tensor sample_weights = sample_weights_.unpack();
-    const at::Tensor weight = weight_.unpack();
+    at::Tensor weight = weight_.unpack();
+    if (weight.defined() && at::GradMode::is_enabled()) weight = ag::make_variable(weight, next_edge(0));
     const at::Tensor offset2bag = offset2bag_.unpack();
     const at::Tensor bag_size = bag_size_.unpack();
     const at::Tensor max_indices = max_indices_.unpack();
-    NoLongerPending();
     if (task_should_compute_output(0) &&
         !Deliver(d, [&] { return BagRows(d, ids, offsets, sample_weights, options_); })) {
       const std::optional<at::Tensor> weights = sample_weights.defined() ? std::make_optional(sample_weights) : std::nullopt;
@@ -215,12 +210,14 @@ class EmbeddingBagBackward final : public TableBackward {
 
 // The layer that wants this call's rows; none for most calls.
 std::optional<Registration> Wanted(const at::Tensor& weight, const at::Tensor& ids, bool by_frequency, bool sparse, at::Tensor* leaf) {
-  if (!AnyRegistered() || !at::GradMode::is_enabled() || weight.dim() != 2) return std::nullopt;
+  if (!AnyRegistered() || !at::GradMode::is_enabled()) return std::nullopt;
   *leaf = LeafOf(weight);
   if (!leaf->defined()) return std::nullopt;
+  // Who watches comes first: sizes may be symbols.
+  if (SomebodyWatches() || !IsPlain(weight) || !IsPlain(ids) || weight.dim() != 2) return std::nullopt;
   std::optional<Registration> registration = FindLayer(FactoredLayer::Kind::kEmbedding, *leaf, ids.numel());
   const bool refused = sparse && by_frequency;  // by PyTorch itself, in backward
-  if (!registration || refused || HasUserHooks(*leaf) || !IsPlain(weight) || !IsPlain(ids) || SomebodyWatches()) return std::nullopt;
+  if (!registration || refused || HasUserHooks(*leaf)) return std::nullopt;
   return registration;
 }
 

@@ -6,6 +6,7 @@
 #include "torch/catching.h"
 #include "torch/dtypes.h"
 #include "torch/factor_kernels.h"
+#include "torch/grad_place.h"
 #include "torch/status_error.h"
 
 namespace poseidon {
@@ -41,10 +42,28 @@ void EmbeddingLayer::ReserveSums(int64_t rows) {
   sums_ = std::move(larger);
 }
 
-void EmbeddingLayer::Append(const TableRows& rows, bool last_pass) {
+void EmbeddingLayer::Append(TableRows rows, int walk, bool last_pass) {
   at::NoGradGuard no_grad;
-  BeginAppend(last_pass);
+  BeginAppend(walk, last_pass);
+  waiting_.push_back({walk, std::move(rows)});
+}
+
+void EmbeddingLayer::KeepWalk(int walk) {
+  at::NoGradGuard no_grad;
   const Clock::time_point begin = Clock::now();
+  std::vector<Call> others;
+  for (Call& call : std::exchange(waiting_, {})) {
+    if (call.walk == walk) {
+      Merge(call.rows);
+    } else {
+      others.push_back(std::move(call));
+    }
+  }
+  waiting_ = std::move(others);
+  pack_seconds_ += SecondsBetween(begin, Clock::now());
+}
+
+void EmbeddingLayer::Merge(const TableRows& rows) {
   std::vector<int64_t> slot_of;
   ThrowIfError(AssignSlots(rows, weight().size(0), &slots_, &slot_of));
   const auto merged = static_cast<int64_t>(slots_.size());
@@ -54,12 +73,17 @@ void EmbeddingLayer::Append(const TableRows& rows, bool last_pass) {
   sums.narrow(0, rows_, merged - rows_).zero_();
   AddToSlots(rows, slot_of, sums);
   rows_ = merged;
-  pack_seconds_ += SecondsBetween(begin, Clock::now());
+}
+
+void EmbeddingLayer::NoteSent() {
+  FactoredLayer::NoteSent();
+  sent_ids_ = ids_appended_;
 }
 
 void EmbeddingLayer::ForgetRows() {
   rows_ = ids_appended_ = 0;
   slots_.Clear();
+  waiting_.clear();
 }
 
 void EmbeddingLayer::CloseRows() {
@@ -73,7 +97,7 @@ void EmbeddingLayer::CloseRows() {
 void EmbeddingLayer::SpillRows() {
   Target& t = target(kWeight);
   const at::Tensor ids = ToTensor(slots_.ids());
-  const at::Tensor values = Sums().narrow(0, 0, rows_).to(t.param.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous();
+  const at::Tensor values = Sums().narrow(0, 0, rows_).to(GradType(t.param), /*non_blocking=*/false, /*copy=*/true).contiguous();
   ForgetRows();
   at::Tensor& grad = t.param.mutable_grad();
   if (!grad.defined()) grad = ZeroGradient(t);
@@ -99,7 +123,7 @@ at::Tensor EmbeddingLayer::SparseGradient(const at::Tensor& ids, const at::Tenso
 
 at::Tensor EmbeddingLayer::ZeroGradient(const Target& t) const {
   if (!settings().sparse) return FactoredLayer::ZeroGradient(t);
-  return SparseGradient(at::empty({0}, at::kLong), at::empty({0, weight().size(1)}, weight().options()), /*coalesced=*/true);
+  return SparseGradient(at::empty({0}, at::kLong), at::empty({0, weight().size(1)}, GradOptions(weight())), /*coalesced=*/true);
 }
 
 void EmbeddingLayer::ChooseResult(Target& t, bool* has_extra) {
@@ -132,7 +156,7 @@ Status EmbeddingLayer::Rebuild(const Buffer&, const bool add[2]) {
     Target& t = target(kWeight);
     if (sparse_result_ && !add[kWeight]) {
       sparse_ids_ = ToTensor(groups.ids);
-      sparse_values_ = at::empty({sparse_ids_.numel(), weight().size(1)}, weight().options().requires_grad(false));
+      sparse_values_ = at::empty({sparse_ids_.numel(), weight().size(1)}, GradOptions(weight()));
       SumGroups(gathered_, layout(), groups, scale_, /*add=*/false, /*by_id=*/false, sparse_values_);
       return status;
     }
@@ -148,7 +172,7 @@ Status EmbeddingLayer::PrepareExtra(Part part, bool has_extra, Buffer* wire) {
   Target& t = target(part);
   if (!t.result.defined()) {  // sparse: the extra part is exchanged dense, once
     Status status = Catching("Cannot allocate the dense gradient of " + name(), [&] {
-      t.result = at::empty(weight().sizes(), weight().options().requires_grad(false));
+      t.result = at::empty(weight().sizes(), GradOptions(weight()));
       return Status::OK();
     });
     if (!status.ok()) return status;
@@ -156,21 +180,24 @@ Status EmbeddingLayer::PrepareExtra(Part part, bool has_extra, Buffer* wire) {
   return FactoredLayer::PrepareExtra(part, has_extra, wire);
 }
 
-void EmbeddingLayer::TakeResult(Target& t) {
+Status EmbeddingLayer::TakeResult(Target& t) {
   if (!sparse_result_) {
-    FactoredLayer::TakeResult(t);
+    const Status status = FactoredLayer::TakeResult(t);
     touched_known_ = touched_known_ && t.in_buffer;
     if (touched_known_) touched_version_ = t.buffer._version();
-    return;
+    return status;
   }
   const at::Tensor grad =
       t.result.defined() ? t.result.to_sparse(1) : SparseGradient(sparse_ids_, sparse_values_, /*coalesced=*/true);
-  if (t.local.defined()) {
-    t.local.copy_(grad);
-  } else {
-    t.param.mutable_grad() = grad;
-  }
   sparse_ids_ = sparse_values_ = at::Tensor();
+  at::Tensor& current = t.param.mutable_grad();
+  if (t.local.defined() && !current.defined()) return GradientRemoved(name());
+  if (current.defined() && current.layout() == at::kSparse) {
+    current.copy_(grad);  // the tensor that others may hold stays .grad
+  } else {
+    current = grad;
+  }
+  return Status::OK();
 }
 
 }  // namespace poseidon

@@ -24,7 +24,8 @@ class EmbeddingLayer final : public FactoredLayer {
   void FillProfile(TensorProfile* profile) const override;
 
   // Adds a call's rows to this step's message, to those of equal id if there are any.
-  void Append(const TableRows& rows, bool last_pass);
+  void Append(TableRows rows, int walk, bool last_pass);
+  void KeepWalk(int walk) override;
 
   void DropStep() override;
   Status Rebuild(const Buffer& gathered, const bool add[2]) override;
@@ -38,12 +39,15 @@ class EmbeddingLayer final : public FactoredLayer {
   void CloseRows() override;
   void ChooseResult(Target& target, bool* has_extra) override;
   at::Tensor ZeroGradient(const Target& target) const override;
-  void TakeResult(Target& target) override;
+  Status TakeResult(Target& target) override;
+  void DropUnfinished() override { waiting_.clear(); }
+  void NoteSent() override;
 
  private:
   // Rows are summed up in the message itself, if its type can hold the sums.
   bool sums_in_message() const { return wire_type() == at::kFloat || wire_type() == at::kDouble; }
   at::Tensor Sums() const;
+  void Merge(const TableRows& rows);
   void ReserveSums(int64_t rows);
   at::Tensor SparseGradient(const at::Tensor& ids, const at::Tensor& values, bool coalesced) const;
   void ClearResult(Target& target);
@@ -57,8 +61,14 @@ class EmbeddingLayer final : public FactoredLayer {
   std::vector<double> probe_scale_;  // by slot: sum of |d| |r|
 
   // The step's message.
-  IdSlots slots_;    // rows_ = slots_.size()
+  struct Call {
+    int walk = 0;
+    TableRows rows;
+  };
+  std::vector<Call> waiting_;  // for their walk to get through: rows that are merged cannot be taken back
+  IdSlots slots_;              // rows_ = slots_.size()
   int64_t ids_appended_ = 0;
+  int64_t sent_ids_ = 0;
   at::Tensor sums_;  // of 16-bit messages
 
   // The step's result.

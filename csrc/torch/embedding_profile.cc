@@ -73,15 +73,15 @@ void EmbeddingLayer::CheckWeight(const at::Tensor& grad) {
   }
   const at::Tensor magnitude = at::from_blob(probe_scale_.data(), {count}, options);
   if (!Agree(got, expected, magnitude, Coarser(profiled_type_, grad.scalar_type()))) {
-    objection_ = "part of its gradient comes from elsewhere than embedding calls";
+    objection_ = AllFinite(got) && AllFinite(expected) ? "part of its gradient comes from elsewhere than embedding calls" : kNotFinite;
   }
 }
 
 void EmbeddingLayer::FillProfile(TensorProfile* profile) const {
   profile->is_embedding = true;
   profile->is_linear_weight = false;
-  profile->rows = RowsOfThisStep(profiled_rows_, ids_appended_);
-  profile->unique_rows = RowsOfThisStep(profiled_unique_rows_, rows_);
+  profile->rows = RowsOfThisStep(profiled_rows_, std::max(ids_appended_, sent_ids_));
+  profile->unique_rows = RowsOfThisStep(profiled_unique_rows_, std::max(rows_, sent_rows_));
   FillVerdict("an embedding call", profile);
 }
 

@@ -25,6 +25,17 @@ at::Tensor FactorD(const at::Tensor& gathered, const FactorLayout& layout) {
   return gathered.narrow(1, layout.d_offset(), layout.out_features);
 }
 
+// -0.0, which a gradient that is multiplied by 0 has, is zero too.
+uint64_t AllButSigns(at::ScalarType type) {
+  switch (type) {
+    case at::kHalf:
+    case at::kBFloat16: return 0x7fff7fff7fff7fff;
+    case at::kFloat: return 0x7fffffff7fffffff;
+    case at::kDouble: return 0x7fffffffffffffff;
+    default: return ~uint64_t{0};
+  }
+}
+
 }  // namespace
 
 void NoteThreadsOfTorch() { threads_of_torch.store(at::get_num_threads(), std::memory_order_relaxed); }
@@ -76,19 +87,24 @@ void RebuildBias(const at::Tensor& gathered, const FactorLayout& layout, double 
 bool IsAllZero(const at::Tensor& tensor) {
   const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
   int64_t left = static_cast<int64_t>(tensor.nbytes());
+  const uint64_t mask = AllButSigns(tensor.scalar_type());
   constexpr int64_t kBlock = 4096;
+  const auto word_at = [](const unsigned char* at, int64_t size) {
+    uint64_t word = 0;
+    std::memcpy(&word, at, static_cast<size_t>(size));
+    return word;
+  };
   while (left >= kBlock) {
     uint64_t any = 0;
-    for (int64_t i = 0; i < kBlock; i += 8) {
-      uint64_t word;
-      std::memcpy(&word, bytes + i, sizeof(word));
-      any |= word;
-    }
-    if (any != 0) return false;
+    for (int64_t i = 0; i < kBlock; i += 8) any |= word_at(bytes + i, 8);
+    if ((any & mask) != 0) return false;
     bytes += kBlock;
     left -= kBlock;
   }
-  return std::all_of(bytes, bytes + left, [](unsigned char byte) { return byte == 0; });
+  for (; left > 0; bytes += 8, left -= 8) {
+    if ((word_at(bytes, std::min<int64_t>(8, left)) & mask) != 0) return false;
+  }
+  return true;
 }
 
 }  // namespace poseidon

@@ -24,7 +24,7 @@ void RebuildWeight(const at::Tensor& gathered, const FactorLayout& layout, doubl
 // bias_grad (M) = scale * column sums of d, or += where add.
 void RebuildBias(const at::Tensor& gathered, const FactorLayout& layout, double scale, bool add, at::Tensor& bias_grad);
 
-// Reads until the first non-zero. Contiguous tensors.
+// Reads until the first non-zero; -0.0 is zero. Contiguous tensors.
 bool IsAllZero(const at::Tensor& tensor);
 
 }  // namespace poseidon

@@ -4,9 +4,11 @@
 #include <utility>
 
 #include "core/cost_model.h"
+#include "torch/capture.h"
 #include "torch/catching.h"
 #include "torch/dtypes.h"
 #include "torch/factor_kernels.h"
+#include "torch/grad_place.h"
 #include "torch/status_error.h"
 
 namespace poseidon {
@@ -18,18 +20,11 @@ namespace {
 constexpr double kMark = 1e-30;
 
 bool CanMark(const at::Tensor& gradient) {
-  return gradient.layout() == at::kStrided && gradient.numel() > 0 && gradient.scalar_type() != at::kHalf;
+  return gradient.layout() == at::kStrided && gradient.is_contiguous() && gradient.numel() > 0 && gradient.scalar_type() != at::kHalf;
 }
 
 // Behind the version counter's back.
 at::Tensor MarkedElement(const at::Tensor& gradient) { return gradient.detach().view({-1}).narrow(0, 0, 1).variable_data(); }
-
-// Another tensor, with the same version counter. A tensor that Python has seen is referenced by its Python object as long as anybody
-// else references it, so only references to the memory tell whether a buffer is still in use.
-at::Tensor OverTheSameMemory(const at::Tensor& tensor) {
-  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
-}
 
 }  // namespace
 
@@ -67,6 +62,7 @@ void FactoredLayer::InheritProfile(const FactoredLayer& other) {
 
 void FactoredLayer::EndStepOfProfile() {
   const int64_t rows = forward_rows.exchange(0);
+  sent_rows_ = 0;
   if (mode() == Mode::kProfile) profiled_forward_rows_ = rows;
 }
 
@@ -95,10 +91,13 @@ void FactoredLayer::FillVerdict(const char* calls, TensorProfile* profile) const
 
 // ---- The step's message ----------------------------------------------------------------------------------------------------
 
-void FactoredLayer::BeginAppend(bool last_pass) {
-  if (pass_open_) return;
-  DropRowsTheUserDiscarded();
-  pass_open_ = true;
+void FactoredLayer::BeginAppend(int walk, bool last_pass) {
+  if (walk != walk_) {
+    DropRowsTheUserDiscarded();
+    walk_ = walk;
+    nodes_run_ = 0;
+  }
+  ++nodes_run_;
   several_passes_ = several_passes_ || !last_pass;
 }
 
@@ -117,29 +116,30 @@ bool FactoredLayer::Accepts(at::ScalarType type) const {
   return fp16_wire_ || at::promote_types(type, wire_type()) == wire_type();
 }
 
-void FactoredLayer::EndPass() {
-  pass_open_ = false;
+void FactoredLayer::EndPass(int walk) {
+  KeepWalk(walk);
   if (!several_passes_) return;
-  // Between passes .grad is the only place where a user can throw the step's gradient away. So it must exist, and from its
-  // identity and version we see whether somebody else than autograd has touched it.
+  // Between passes .grad is the only place where a user can throw the step's gradient away. So it must exist, and from its identity and
+  // content we see whether somebody else than autograd has touched it.
   at::NoGradGuard no_grad;
   for (Target& t : targets_) {
     if (!t.param.defined()) continue;
     at::Tensor& grad = t.param.mutable_grad();
-    const bool untouched = IsKnown(t) && t.known_zero;
     const bool missing = !grad.defined();
-    if (missing) {
-      grad = ZeroGradient(t);
-      t.mark = CanMark(grad) ? MarkedElement(grad).fill_(kMark).item<double>() : 0;
-    }
-    Know(t, missing || untouched);
+    const bool same = !missing && grad.unsafeGetTensorImpl() == t.known;
+    const bool empty = missing || (t.known == nullptr ? HoldsNothing(t) : same && t.known_zero && OnlyMark(t));
+    if (missing) grad = ZeroGradient(t);
+    if (empty && t.mark == 0 && CanMark(grad)) t.mark = MarkedElement(grad).fill_(kMark).item<double>();
+    Know(t, empty);
   }
 }
 
 FactoredLayer::Between FactoredLayer::WhatTheUserDid(Target& t) {
-  if (t.known == nullptr || IsKnown(t)) return Between::kNothing;
   const at::Tensor& grad = t.param.grad();
+  if (t.known == nullptr) return Between::kNothing;
   if (!grad.defined() || grad.unsafeGetTensorImpl() != t.known) return Between::kDiscarded;
+  // Zeros are looked at, because writes through .data or another library leave no trace in the version.
+  if (t.known_zero ? OnlyMark(t) : grad._version() == t.known_version) return Between::kNothing;
   if (t.mark != 0) {
     const double mark = MarkedElement(grad).item<double>();
     if (mark == t.mark && HoldsNothing(t)) return Between::kNothing;
@@ -161,11 +161,11 @@ void FactoredLayer::DropRowsTheUserDiscarded() {
   throw StatusError(Status::FailedPrecondition(
       "The gradient of " + name_ + " was modified between two backward passes of one step. Its part that travels as " +
       (kind_ == Kind::kLinear ? "sufficient factors" : "rows") + " is not in .grad yet and cannot be modified there. Modify gradients "
-      "after synchronize(), or set schemes={'" + name_ + "': 'allreduce'}."));
+      "after the last backward pass, or set schemes={'" + name_ + "': 'allreduce'}."));
 }
 
 at::Tensor FactoredLayer::ZeroGradient(const Target& t) const {
-  return at::zeros_like(t.param, t.param.options(), at::MemoryFormat::Contiguous);
+  return at::zeros_like(t.param, GradOptions(t.param), at::MemoryFormat::Contiguous);
 }
 
 void FactoredLayer::Know(Target& t, bool zero) {
@@ -175,59 +175,68 @@ void FactoredLayer::Know(Target& t, bool zero) {
   t.known_zero = zero;
 }
 
-bool FactoredLayer::IsKnown(const Target& t) const {
+// .grad is as EndPass() made it: zeros but for the mark.
+bool FactoredLayer::OnlyMark(Target& t) const {
   const at::Tensor& grad = t.param.grad();
-  return grad.defined() && grad.unsafeGetTensorImpl() == t.known && grad._version() == t.known_version;
-}
-
-void FactoredLayer::NoteZeroed() {
-  for (Target& t : targets_) {
-    if (t.param.defined() && t.param.grad().defined()) Know(t, true);
-  }
+  if (grad.layout() == at::kSparse) return grad._nnz() == 0;
+  if (grad.layout() != at::kStrided || !grad.is_contiguous()) return false;
+  if (t.mark == 0) return IsAllZero(grad);
+  at::Tensor element = MarkedElement(grad);
+  if (element.item<double>() != t.mark) return false;
+  element.zero_();
+  const bool only = IsAllZero(grad);
+  element.fill_(t.mark);
+  return only;
 }
 
 void FactoredLayer::ClearMark(Target& t) {
   const double mark = std::exchange(t.mark, 0.0);
   const at::Tensor& grad = t.param.grad();
-  if (mark == 0 || !grad.defined() || !CanMark(grad) || !grad.is_contiguous()) return;
+  if (mark == 0 || !grad.defined() || !CanMark(grad)) return;
   at::Tensor element = MarkedElement(grad);
   if (element.item<double>() == mark) element.zero_();
 }
 
+// Always by reading it: only the content tells what is ours to replace.
 bool FactoredLayer::HoldsNothing(Target& t) {
   ClearMark(t);
   const at::Tensor& grad = t.param.grad();
-  if (!grad.defined() || (IsKnown(t) && t.known_zero)) return true;
+  if (!grad.defined()) return true;
   if (grad.layout() == at::kSparse) return grad._nnz() == 0 || IsAllZero(grad._values().contiguous());
   return grad.layout() == at::kStrided && grad.is_contiguous() && IsAllZero(grad);
 }
 
 void FactoredLayer::ChooseResult(Target& t, bool* has_extra) {
   *has_extra = !HoldsNothing(t);
-  t.local = t.param.grad();
+  const at::Tensor& grad = t.param.grad();
+  t.local = grad.defined() && grad.layout() == at::kStrided ? OverTheSameMemory(grad) : grad;
+  const at::ScalarType type = GradType(t.param);
   const bool writable = t.local.defined() && t.local.layout() == at::kStrided && t.local.is_contiguous() &&
-                        t.local.scalar_type() == t.param.scalar_type() && t.local.sizes() == t.param.sizes();
-  t.assign = !t.local.defined() || t.local.layout() != at::kStrided;
-  t.copy_back = !t.assign && !writable;
+                        t.local.scalar_type() == type && t.local.sizes() == t.param.sizes();
   t.in_buffer = !writable;
   if (writable) {
     t.result = t.local;
     return;
   }
-  t.fresh = !t.buffer.defined() || t.buffer.storage().use_count() != 1;
-  if (t.fresh) t.buffer = at::empty(t.param.sizes(), t.param.options());
+  t.fresh = !t.buffer.defined() || t.buffer.storage().use_count() != 1 || t.buffer.scalar_type() != type ||
+            t.buffer.sizes() != t.param.sizes();
+  if (t.fresh) t.buffer = at::empty(t.param.sizes(), GradOptions(t.param));
   t.result = OverTheSameMemory(t.buffer);
 }
 
-Status FactoredLayer::PrepareMessage(Buffer* message, uint32_t* flags, double* pack_seconds) {
+Status FactoredLayer::PrepareMessage(bool reached, Buffer* message, uint32_t* flags, double* pack_seconds) {
   return Catching(std::string("Cannot send the ") + parts_text() + " of " + name_, [&] {
     const Clock::time_point begin = Clock::now();
+    DropUnfinished();
     DropRowsTheUserDiscarded();
+    NoteSent();
+    reached = reached || rows_ > 0;
     if (rows_ > settings_.max_elements / layout_.row_elements()) SpillRows();
     bool extra[2] = {false, false};
     ChooseResult(targets_[kWeight], &extra[kWeight]);
     if (has_bias()) ChooseResult(targets_[kBias], &extra[kBias]);
     *flags = (extra[kWeight] ? kFlagExtraWeight : 0) | (extra[kBias] ? kFlagExtraBias : 0);
+    if (*flags != 0 && reached) *flags |= kFlagForeign;
     const int64_t message_rows = MessageRows(rows_, *flags);
     Reserve(rows_);
     at::Tensor rows = message_.narrow(0, 0, message_rows);
@@ -241,6 +250,7 @@ Status FactoredLayer::PrepareMessage(Buffer* message, uint32_t* flags, double* p
 
 Status FactoredLayer::MakeDense() {
   return Catching(std::string("Cannot make a dense gradient of the ") + parts_text() + " of " + name_, [&] {
+    DropUnfinished();
     DropRowsTheUserDiscarded();
     for (Target& t : targets_) {
       if (t.param.defined()) ClearMark(t);
@@ -255,32 +265,35 @@ Status FactoredLayer::MakeDense() {
     }
     ForgetRows();
     pack_seconds_ = 0;
-    pass_open_ = several_passes_ = false;
+    several_passes_ = false;
     return Status::OK();
   });
 }
 
-void FactoredLayer::FinishStep() {
+Status FactoredLayer::FinishStep() {
   at::NoGradGuard no_grad;
+  Status status = Status::OK();
   for (Target& t : targets_) {
     if (!t.param.defined()) continue;
-    TakeResult(t);
+    const Status taken = TakeResult(t);
+    if (status.ok()) status = taken;
     t.result = t.local = t.wire = at::Tensor();
     t.known = nullptr;
   }
   ForgetRows();
-  pass_open_ = several_passes_ = false;
+  several_passes_ = false;
+  return status;
 }
 
-void FactoredLayer::TakeResult(Target& t) {
-  if (t.assign) t.param.mutable_grad() = t.result;
-  if (t.copy_back) t.local.copy_(t.result);
+Status FactoredLayer::TakeResult(Target& t) { 
+  const std::string name = &t == &targets_[kWeight] ? name_ : "the bias of " + name_;
+  return PutGradient(t.param, name, t.local.defined(), t.result);
 }
 
 void FactoredLayer::DropStep() {
   ForgetRows();
   pack_seconds_ = 0;
-  pass_open_ = several_passes_ = false;
+  several_passes_ = false;
   message_ = gathered_storage_ = gathered_ = at::Tensor();
   for (Target& t : targets_) {
     t.result = t.local = t.wire = t.buffer = at::Tensor();
@@ -303,7 +316,7 @@ Buffer FactoredLayer::AllocateGathered(const std::vector<int64_t>& shape) {
 Status FactoredLayer::PrepareExtra(Part part, bool has_extra, Buffer* wire) {
   return Catching("Cannot send the part of the gradient of " + name_ + " that its " + parts_text() + " do not cover", [&] {
     Target& t = targets_[part];
-    const DType dtype = ToDType(t.param.scalar_type());
+    const DType dtype = ToDType(t.result.scalar_type());
     const DType wire_dtype = AllreduceWireDType(dtype, fp16_wire_);
     if (has_extra) {
       at::Tensor dense = t.local.layout() == at::kStrided ? t.local : t.local.to_dense();
@@ -311,7 +324,7 @@ Status FactoredLayer::PrepareExtra(Part part, bool has_extra, Buffer* wire) {
     } else if (wire_dtype == dtype) {
       t.wire = t.result.zero_();
     } else {
-      t.wire = at::zeros(t.param.sizes(), t.param.options().dtype(ToScalarType(wire_dtype)).requires_grad(false));
+      t.wire = at::zeros(t.param.sizes(), GradOptions(t.param).dtype(ToScalarType(wire_dtype)));
     }
     *wire = ToBuffer(t.wire);
     return Status::OK();

@@ -51,7 +51,7 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   void set_mode(Mode mode) { mode_.store(mode, std::memory_order_release); }
 
   // ---- Live autograd nodes of this weight, any thread. An edge is a reference to a gradient accumulator.
-  std::atomic<int> pending_nodes{0};     // created, and neither run nor destroyed
+  std::atomic<int> live_nodes{0};
   std::atomic<int> live_weight_edges{0};
   std::atomic<int> live_bias_edges{0};
 
@@ -87,22 +87,25 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   // False for factors that would lose digits in the agreed wire type, as when autocast has been switched off since step 0.
   bool Accepts(at::ScalarType type) const;
 
-  // The kind's own Append() adds a call's rows to this step's message.
-  // The hook of a gradient accumulator of this layer ran: a backward pass has reached it.
-  void EndPass();
+  // The kind's own Append() adds a call's rows to this step's message: those of one node in one walk. They count once KeepWalk() says that
+  // the walk has got through, which is when PyTorch would add to .grad; rows of a walk that has failed before never do.
+  virtual void KeepWalk(int walk) = 0;
+  // Every live node of this weight has handed over its rows in that walk, so none is left that could.
+  bool AllNodesRan(int walk) const { return walk == walk_ && nodes_run_ == live_nodes.load(std::memory_order_acquire); }
+  // The hook of the weight's gradient accumulator ran in that walk: a backward pass has reached it.
+  void EndPass(int walk);
 
-  // Closes the message and chooses the buffers that receive the gradients.
-  Status PrepareMessage(Buffer* message, uint32_t* flags, double* pack_seconds);
+  // Closes the message and chooses the buffers that receive the gradients. reached: a backward pass has reached the layer in this step, so
+  // that anything in .grad speaks against its factors.
+  Status PrepareMessage(bool reached, Buffer* message, uint32_t* flags, double* pack_seconds);
   // Or, in a step without factors: adds what was captured to the ordinary local gradient in .grad, which exists afterwards. Also starts
   // a new step.
   Status MakeDense();
   // After the exchange: sets .grad where it was missing, and starts a new step.
-  void FinishStep();
+  // kFailedPrecondition: the user has removed a gradient.
+  Status FinishStep();
   // Forgets what was captured; buffers that may still be in flight are left to their exchange.
   virtual void DropStep();
-  // .grad was just zeroed by the optimizer, in place.
-  void NoteZeroed();
-
   // ---- FactorLayer
   Buffer AllocateGathered(const std::vector<int64_t>& shape) override;
   Status PrepareExtra(Part part, bool has_extra, Buffer* wire) override;
@@ -115,13 +118,11 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
     at::Tensor param;
     at::Tensor buffer;     // kept from step to step while nobody else holds its memory; nobody else sees this very tensor
     bool fresh = false;    // the buffer was allocated for this step
-    at::Tensor result;     // receives the gradient: .grad itself, or a tensor over the buffer's memory
+    at::Tensor result;     // receives the gradient: over the memory of .grad itself, or of the buffer
     bool in_buffer = false;  // the latter
-    at::Tensor local;      // .grad as it was when the message was closed; undefined if there was none
+    at::Tensor local;      // .grad as it was when the message was closed, over the same memory; undefined if there was none
     at::Tensor wire;       // extra part in flight
-    bool assign = false;   // .grad becomes the result
-    bool copy_back = false;  // the result is copied into .grad, which the rebuild cannot write directly
-    // .grad known to hold zeros, or (several passes) what only autograd itself has added to since: identity and version.
+    // Several passes: .grad as autograd left it after the last one.
     const c10::TensorImpl* known = nullptr;
     int64_t known_version = -1;
     bool known_zero = false;
@@ -132,7 +133,11 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   bool HoldsNothing(Target& target);
 
   // For Append(): before the first row of a call. last_pass: no more backward passes follow in this step.
-  void BeginAppend(bool last_pass);
+  void BeginAppend(int walk, bool last_pass);
+  // The message is being closed: keeps its counts for the profile.
+  virtual void NoteSent() { sent_rows_ = rows_; }
+  // Forgets the rows of walks that have not got through.
+  virtual void DropUnfinished() = 0;
   // Room for that many rows in message_; the first rows_ are kept.
   void Reserve(int64_t rows);
 
@@ -153,7 +158,7 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   // What .grad is between two backward passes if nothing was accumulated in it.
   virtual at::Tensor ZeroGradient(const Target& target) const;
   // The end of the step: the result becomes visible in .grad.
-  virtual void TakeResult(Target& target);
+  virtual Status TakeResult(Target& target);
 
   const double scale_;  // of the sum over all ranks: 1/size for an average
   FactorLayout layout_;
@@ -169,12 +174,13 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   // The step's message.
   at::Tensor message_;
   int64_t rows_ = 0;
+  int64_t sent_rows_ = 0;  // of this step's message once it is closed
   double pack_seconds_ = 0;
   at::Tensor gathered_;
 
  private:
   void Know(Target& target, bool zero);
-  bool IsKnown(const Target& target) const;
+  bool OnlyMark(Target& target) const;
   enum class Between { kNothing, kDiscarded, kModified };
   Between WhatTheUserDid(Target& target);
   void ClearMark(Target& target);
@@ -190,7 +196,8 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   Target targets_[2];
   int64_t profiled_forward_rows_ = 0;
 
-  bool pass_open_ = false;    // rows of the current backward pass have been appended
+  int walk_ = -1;       // the last in which a node has run
+  int nodes_run_ = 0;   // in it
   bool several_passes_ = false;
   at::Tensor gathered_storage_;  // kept from step to step
 };

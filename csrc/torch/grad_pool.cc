@@ -4,8 +4,10 @@
 #include <cstring>
 #include <utility>
 
+#include "torch/capture.h"
 #include "torch/catching.h"
 #include "torch/dtypes.h"
+#include "torch/grad_place.h"
 
 namespace poseidon {
 
@@ -65,6 +67,7 @@ Status GradPool::Fill(size_t index, bool visible, bool fresh) {
   return Catching("Cannot prepare the gradient of " + member.name + " for sending", [&] {
     ReleaseBufferOfOthers();
     at::Tensor& grad = member.param.mutable_grad();
+    member.visible = visible || grad.defined();
     if (!grad.defined()) {
       FillWithZeros(member, visible);
     } else if (!LiesInSlot(member, grad)) {
@@ -79,10 +82,12 @@ void GradPool::FillWithZeros(Member& member, bool visible) {
   at::Tensor slot = Slot(member);
   slot.zero_();
   if (!visible) return;
-  if (wire_type_ == member.param.scalar_type()) {
+  if (wire_type_ == GradType(member.param)) {
     member.param.mutable_grad() = std::move(slot);
   } else {
-    member.param.mutable_grad() = member.restore = at::zeros_like(member.param, member.param.options().requires_grad(false));
+    at::Tensor zeros = at::zeros_like(member.param, GradOptions(member.param));
+    member.restore = OverTheSameMemory(zeros);
+    member.param.mutable_grad() = std::move(zeros);
     restore_ = true;
   }
 }
@@ -100,7 +105,7 @@ void GradPool::CopyIntoSlot(Member& member, at::Tensor& grad, bool fresh) {
   if (same && (fresh || grad.storage().use_count() == 1) && !grad.is_neg()) {
     grad.set_(buffer_.storage(), member.offset, member.param.sizes(), member.strides);
   } else {
-    member.restore = grad;
+    member.restore = strided ? OverTheSameMemory(grad) : grad;
     restore_ = restore_ || strided;
   }
 }
@@ -119,14 +124,27 @@ Status GradPool::RestoreFromWire() {
   });
 }
 
-void GradPool::FinishOnTrainingThread() {
+Status GradPool::FinishOnTrainingThread() {
   at::NoGradGuard no_grad;
+  Status status = Status::OK();
   for (Member& member : members_) {
-    if (!member.restore.defined() || member.restore.layout() == at::kStrided) continue;
-    // Sparse gradients cannot take over another one's storage.
-    member.restore.zero_().add_(Slot(member).to(member.restore.scalar_type()).to_sparse(member.restore.sparse_dim()));
+    const Status put = member.visible ? Put(member) : Status::OK();
+    if (status.ok()) status = put;
   }
   DropStep();
+  return status;
+}
+
+Status GradPool::Put(const Member& member) const {
+  const at::Tensor& grad = member.param.grad();
+  if (grad.defined() && grad.layout() == at::kSparse && member.restore.defined()) {
+    // Sparse gradients cannot take over another one's storage.
+    grad.zero_().add_(Slot(member).to(grad.scalar_type()).to_sparse(grad.sparse_dim()));
+    return Status::OK();
+  }
+  if (grad.defined() && LiesInSlot(member, grad)) return Status::OK();
+  const bool restored = member.restore.defined() && member.restore.layout() == at::kStrided;
+  return PutGradient(member.param, member.name, /*had_grad=*/true, restored ? member.restore : Slot(member));
 }
 
 void GradPool::DropStep() {

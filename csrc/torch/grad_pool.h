@@ -35,8 +35,8 @@ class GradPool final : public DenseSource {
   size_t gradients() const override { return members_.size(); }
   int64_t copied_bytes() const override { return copied_bytes_; }
 
-  // Training thread, after the exchange: what the engine must not do (sparse gradients). Starts a new step.
-  void FinishOnTrainingThread();
+  // Training thread, after the exchange: puts the results where the gradients are now. Starts a new step.
+  Status FinishOnTrainingThread();
   // Forgets what was filled in this step.
   void DropStep();
 
@@ -47,7 +47,8 @@ class GradPool final : public DenseSource {
     std::vector<int64_t> strides;  // of the slot: the parameter's, as autograd gives gradients
     int64_t offset = 0;            // elements
     bool filled = false;
-    at::Tensor restore;  // .grad that cannot lie in the buffer, or whose memory others hold
+    bool visible = true;  // there was a .grad, or zeros became it
+    at::Tensor restore;   // .grad that cannot lie in the buffer, or whose memory others hold; a strided one over the same memory
   };
 
   bool LiesInSlot(const Member& member, const at::Tensor& grad) const;
@@ -55,6 +56,7 @@ class GradPool final : public DenseSource {
   void ReleaseBufferOfOthers();
   void FillWithZeros(Member& member, bool visible);
   void CopyIntoSlot(Member& member, at::Tensor& grad, bool fresh);
+  Status Put(const Member& member) const;
 
   const std::string name_;
   const at::ScalarType wire_type_;

@@ -3,8 +3,10 @@
 #include <utility>
 
 #include "core/cost_model.h"
+#include "torch/capture.h"
 #include "torch/catching.h"
 #include "torch/dtypes.h"
+#include "torch/grad_place.h"
 
 namespace poseidon {
 
@@ -15,8 +17,8 @@ GradSource::GradSource(std::string name, at::Tensor param, CompressionKind compr
 Status GradSource::PrepareWire(Buffer* wire) {
   return Catching("Cannot prepare the gradient of " + name_ + " for sending", [&] {
     at::Tensor& grad = param_.mutable_grad();
-    if (!grad.defined()) grad = at::zeros_like(param_, param_.options(), at::MemoryFormat::Contiguous);
-    grad_ = grad;
+    if (!grad.defined()) grad = at::zeros_like(param_, GradOptions(param_), at::MemoryFormat::Contiguous);
+    grad_ = grad.layout() == at::kStrided ? OverTheSameMemory(grad) : grad;
     at::Tensor dense = grad_.layout() == at::kStrided ? grad_ : grad_.to_dense();
     // A sum of complex numbers is the sum of their parts.
     if (dense.is_complex()) dense = at::view_as_real(dense.resolve_conj());
@@ -46,14 +48,23 @@ Status GradSource::RestoreFromWire() {
   });
 }
 
-void GradSource::FinishOnTrainingThread() {
+Status GradSource::FinishOnTrainingThread() {
   at::NoGradGuard no_grad;
-  if (grad_.defined() && grad_.layout() == at::kSparse && compression_ != CompressionKind::kPython) {
+  at::Tensor result = std::exchange(grad_, at::Tensor());
+  if (!result.defined()) return Status::OK();
+  if (compression_ == CompressionKind::kPython) return param_.grad().defined() ? Status::OK() : GradientRemoved(name_);
+  const at::Tensor wire = std::exchange(wire_, at::Tensor());
+  if (result.layout() == at::kSparse) {
     // Sparse gradients cannot take over another one's storage.
-    grad_.zero_().add_(wire_.to(grad_.scalar_type()).to_sparse(grad_.sparse_dim()));
+    const at::Tensor& grad = param_.grad();
+    if (!grad.defined()) return GradientRemoved(name_);
+    if (grad.layout() == at::kSparse) {
+      grad.zero_().add_(wire.to(grad.scalar_type()).to_sparse(grad.sparse_dim()));
+      return Status::OK();
+    }
+    result = wire;
   }
-  if (compression_ != CompressionKind::kPython) wire_.reset();
-  grad_.reset();
+  return PutGradient(param_, name_, /*had_grad=*/true, result);
 }
 
 at::Tensor GradSource::TakeCompressed() {

@@ -25,8 +25,8 @@ class GradSource final : public DenseSource {
   Status RestoreFromWire() override;
   int64_t copied_bytes() const override { return copied_bytes_; }
 
-  // Training thread, after the exchange: what the engine must not do (sparse gradients). Also releases the wire copy.
-  void FinishOnTrainingThread();
+  // Training thread, after the exchange: puts the result where the gradient is now. Also releases the wire copy.
+  Status FinishOnTrainingThread();
 
   // kPython: the reduced tensor, still compressed; the caller decompresses. Undefined otherwise.
   at::Tensor TakeCompressed();
@@ -36,7 +36,7 @@ class GradSource final : public DenseSource {
   at::Tensor param_;
   const CompressionKind compression_;
   const std::function<at::Tensor(const at::Tensor&)> compress_;
-  at::Tensor grad_;  // as of PrepareWire
+  at::Tensor grad_;  // as of PrepareWire; a strided one over the same memory
   at::Tensor wire_;
   bool restore_ = false;
   int64_t copied_bytes_ = 0;

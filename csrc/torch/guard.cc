@@ -36,4 +36,6 @@ bool Agree(const at::Tensor& got, const at::Tensor& expected, const at::Tensor& 
   return error <= Tolerance(type) * scale + 16 * Epsilon(type) * magnitude.norm().item<double>();
 }
 
+bool AllFinite(const at::Tensor& sums) { return at::isfinite(sums).all().item<bool>(); }
+
 }  // namespace poseidon

@@ -16,4 +16,8 @@ at::ScalarType Coarser(at::ScalarType a, at::ScalarType b);
 // gradient, or its factors, were rounded.
 bool Agree(const at::Tensor& got, const at::Tensor& expected, const at::Tensor& magnitude, at::ScalarType type);
 
+// An overflow, usual in the first steps with loss scaling, makes both sides useless: no verdict.
+bool AllFinite(const at::Tensor& sums);
+constexpr char kNotFinite[] = "its gradient was not finite when it was looked at";
+
 }  // namespace poseidon

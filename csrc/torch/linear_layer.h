@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "torch/factored_layer.h"
 
@@ -19,7 +20,8 @@ class LinearLayer final : public FactoredLayer {
   void FillProfile(TensorProfile* profile) const override;
 
   // Adds a call's rows to this step's message.
-  void Append(const at::Tensor& x, const at::Tensor& d, bool last_pass);
+  void Append(const at::Tensor& x, const at::Tensor& d, int walk, bool last_pass);
+  void KeepWalk(int walk) override;
 
   Status Rebuild(const Buffer& gathered, const bool add[2]) override;
 
@@ -27,12 +29,23 @@ class LinearLayer final : public FactoredLayer {
   FactorLayout LayoutFor(at::ScalarType wire_type) const override;
   void DropProfile() override;
   void SpillRows() override;
+  void ForgetRows() override;
+  void DropUnfinished() override;
 
  private:
+  // Rows of the message that one call has appended, in order.
+  struct Call {
+    int walk = 0;
+    int64_t rows = 0;
+    bool kept = false;
+  };
+  std::vector<Call> calls_;
+
   at::Tensor probe_;        // random r (N)
   at::Tensor probe_sum_;    // sum of d^T (x r) (M)
   at::Tensor probe_scale_;  // sum of |d|^T |x r|: what cancellation is measured against
   at::Tensor bias_sum_;     // column sums of d
+  bool bias_differs_ = false;  // between calls, or its gradient comes from elsewhere too
 };
 
 }  // namespace poseidon

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "torch/factor_kernels.h"
+#include "torch/grad_place.h"
 #include "torch/owners.h"
 #include "torch/status_error.h"
 
@@ -18,15 +19,20 @@ namespace {
 
 namespace ag = torch::autograd;
 
-constexpr char kTooManyPasses[] =
-    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
-    "backward_passes_per_step to accumulate gradients locally.";
+// Horovod's words, and what it leaves out.
+Status TooManyPasses(const std::string& name) {
+  return Status::Assertion(
+      "Gradients were computed more than backward_passes_per_step times before call to step(). Increase backward_passes_per_step to "
+      "accumulate gradients locally. (Of " + name + ". A layer that is called more than once inside torch.utils.checkpoint needs "
+      "use_reentrant=False.)");
+}
 
 // Runs after every execution of a parameter's gradient accumulator, also when the gradient is undefined because it was captured.
-class AccumulatorHook final : public ag::FunctionPostHook {
+class AccumulatorHook final : public ag::FunctionPostHook, public OwnHook {
  public:
   AccumulatorHook(std::weak_ptr<Session> session, int index) : session_(std::move(session)), index_(index) {}
   ag::variable_list operator()(const ag::variable_list& outputs, const ag::variable_list& inputs) override {
+    if (InForkedChild()) return outputs;  // its gradients stay its own
     if (auto session = session_.lock()) session->OnAccumulated(index_, inputs.empty() ? at::Tensor() : inputs[0]);
     return outputs;
   }
@@ -124,6 +130,7 @@ void Session::Attach() {
     if (p.accumulator) p.accumulator->del_post_hook(p.hook_key);
     p.accumulator = ag::impl::grad_accumulator(p.tensor);
     p.hook_key = p.accumulator->add_post_hook(std::make_unique<AccumulatorHook>(weak_from_this(), static_cast<int>(i)));
+    p.everywhere = p.everywhere || met_;  // unfrozen: on all ranks, until a plan knows better
     if (!p.active && p.layer) {  // also when unfrozen later: profiled until the next plan
       EnableCapture();
       for (const std::shared_ptr<FactoredLayer>& candidate : {p.layer, std::shared_ptr<FactoredLayer>(p.table)}) {
@@ -134,6 +141,7 @@ void Session::Attach() {
     }
     p.active = true;
   }
+  ChooseEager();
 }
 
 // ---- Hooks -----------------------------------------------------------------------------------------------------------------
@@ -150,12 +158,12 @@ void Session::OnProfiled(EmbeddingLayer& layer, const TableRows& rows) {
 
 bool Session::OnCaptured(LinearLayer& layer, const at::Tensor& x, const at::Tensor& d) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return Capture(layer, x.scalar_type(), [&](bool last_pass) { layer.Append(x, d, last_pass); });
+  return Capture(layer, x.scalar_type(), [&](bool last_pass) { layer.Append(x, d, CurrentWalk(), last_pass); });
 }
 
 bool Session::OnCaptured(EmbeddingLayer& layer, const TableRows& rows) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return Capture(layer, rows.d.scalar_type(), [&](bool last_pass) { layer.Append(rows, last_pass); });
+  return Capture(layer, rows.d.scalar_type(), [&](bool last_pass) { layer.Append(rows, CurrentWalk(), last_pass); });
 }
 
 bool Session::Capture(FactoredLayer& layer, at::ScalarType type, const std::function<void(bool)>& append) {
@@ -164,24 +172,28 @@ bool Session::Capture(FactoredLayer& layer, at::ScalarType type, const std::func
   if (it == factored_.end()) return false;  // a graph from before Reset
   if (!layer.Accepts(type)) return false;
   Parameter& weight = parameters_[it->weight];
-  if (weight.counter.sent() || weight.counter.remaining() <= 0) throw StatusError(Status::Assertion(kTooManyPasses));
+  if (weight.collected && !weight.tensor.grad().defined()) DiscardLocked();  // the user has cleared the gradients
+  if (weight.counter.sent() || weight.counter.remaining() <= 0) throw StatusError(TooManyPasses(weight.name));
   const bool last_pass = weight.counter.remaining() == 1;
   FollowPresence(/*gradient_is_complete=*/last_pass);
   append(last_pass);
   if (NothingElseCanAdd(*it)) {
+    layer.KeepWalk(CurrentWalk());
     if (SendFactors(*it)) ++stats_.early_messages;
     NoteReady(*it);
+    NoteProgress();
   }
   return true;
 }
 
-// In the last pass, with no call of this layer left to run: may something else in this backward still add to the weight or the bias?
+// In the last pass, with all rows of this layer's calls at hand: may something else in this walk still add to the weight or the bias?
 // Whatever could holds a reference to their gradient accumulator. So do we, and each live node of ours; when that explains all
-// references there is nothing else. More references than accounts only delay the send until the accumulator's own hook.
+// references there is nothing else. More references than accounts, or nodes that this walk does not reach, only delay the send until the
+// accumulator's own hook.
 bool Session::NothingElseCanAdd(const Factored& factored) const {
   const Parameter& weight = parameters_[factored.weight];
   const FactoredLayer& layer = *weight.layer;
-  if (weight.counter.remaining() != 1 || layer.pending_nodes != 0) return false;
+  if (weight.counter.remaining() != 1 || !layer.AllNodesRan(CurrentWalk())) return false;
   if (static_cast<int64_t>(weight.accumulator.use_count()) != 1 + layer.live_weight_edges) return false;
   if (factored.bias < 0) return true;
   const Parameter& bias = parameters_[factored.bias];
@@ -197,12 +209,15 @@ void Session::OnAccumulated(int index, const at::Tensor& incoming) {
     throw StatusError(Status::Assertion("The gradient of " + p.name + " requires a gradient itself (backward with create_graph=True), "
                                         "so it cannot be reduced in place. Use torch.autograd.grad for the inner gradient."));
   }
+  const bool fresh = incoming.defined() && grad.defined() && !grad.is_sparse() && !incoming.is_sparse() && incoming.is_alias_of(grad);
+  if (p.collected && fresh) DiscardLocked();  // the user has cleared the gradients
   const PassCounter::Event event = p.counter.OnPass();
-  if (event == PassCounter::Event::kTooMany) throw StatusError(Status::Assertion(kTooManyPasses));
+  if (event == PassCounter::Event::kTooMany) throw StatusError(TooManyPasses(p.name));
   FollowPresence(/*gradient_is_complete=*/event == PassCounter::Event::kReady);
   if (Factored* factored = FactoredOf(p)) {
-    if (index == factored->weight) p.layer->EndPass();
+    if (index == factored->weight) p.layer->EndPass(CurrentWalk());
     SendFactorsIfReady(*factored);
+    NoteProgress();
     return;
   }
   if (event != PassCounter::Event::kReady) return;
@@ -210,13 +225,13 @@ void Session::OnAccumulated(int index, const at::Tensor& incoming) {
   CheckProfile(p);
   if (p.hooked) RunHook(p, &lock);
   if (grad.defined() && grad.is_sparse() && !options_.sparse_as_dense && p.group < 0) {
-    p.sparse_now = true;  // sent by Flush, when it is known that all ranks treat it as sparse
+    p.sparse_now = true;  // sent when it is known that all ranks treat it as sparse
   } else if (p.group >= 0) {
     SendGroupIfReady(groups_[p.group], /*complete=*/false);
   } else if (!p.sparse && p.own) {  // else in synchronize()
-    const bool fresh = incoming.defined() && grad.defined() && !grad.is_sparse() && !incoming.is_sparse() && incoming.is_alias_of(grad);
     SendByPlan(p, fresh);
   }
+  NoteProgress();
 }
 
 // ---- Sending ---------------------------------------------------------------------------------------------------------------
@@ -244,9 +259,9 @@ void Session::ThrowIfFailed(const Status& status) const {
   throw StatusError(Status(status.code(), message));
 }
 
-void Session::Submit(const std::shared_ptr<Exchange>& exchange) {
+void Session::Submit(const std::shared_ptr<Exchange>& exchange, std::vector<int> params) {
   ThrowIfFailed(engine_->Submit(exchange));
-  in_flight_.push_back(exchange);
+  in_flight_.push_back({exchange, std::move(params)});
 }
 
 void Session::SendDense(Parameter& p) {
@@ -259,7 +274,7 @@ void Session::SendDense(Parameter& p) {
     p.exchange = std::make_shared<DenseExchange>(name, std::vector<DenseExchange::Member>{{name, p.source}}, ReductionOf(p),
                                                  options_.process_set, options_.size);
   }
-  Submit(p.exchange);
+  Submit(p.exchange, {static_cast<int>(&p - parameters_.data())});
   p.counter.MarkSent();
 }
 
@@ -281,7 +296,7 @@ void Session::SendGroupIfReady(Group& group, bool complete) {
     group.exchange = std::make_shared<DenseExchange>(name, std::move(members), options_.reduction, options_.process_set,
                                                      options_.size);
   }
-  Submit(group.exchange);
+  Submit(group.exchange, group.members);
   group.sent = true;
   for (int index : group.members) parameters_[index].counter.MarkSent();
 }
@@ -300,33 +315,39 @@ bool Session::SendFactors(Factored& factored) {
   Buffer message;
   uint32_t flags = 0;
   double pack_seconds = 0;
-  ThrowIfError(weight.layer->PrepareMessage(&message, &flags, &pack_seconds));
+  ThrowIfError(weight.layer->PrepareMessage(weight.counter.touched(), &message, &flags, &pack_seconds));
   factored.exchange->SetMessage(message, flags, pack_seconds);
   NoteThreadsOfTorch();
-  Submit(factored.exchange);
+  std::vector<int> params{factored.weight};
+  if (factored.bias >= 0) params.push_back(factored.bias);
+  Submit(factored.exchange, std::move(params));
   weight.counter.MarkSent();
   if (factored.bias >= 0) parameters_[factored.bias].counter.MarkSent();
   return true;
 }
 
 std::vector<int> Session::Flush() {
+  if (InForkedChild()) {
+    ThrowIfError(Status::FailedPrecondition("This is a forked child process, in which Horovod does not run: its gradients stay its own. "
+                                            "Step the optimizer that was wrapped, or spawn the process instead."));
+  }
   std::unique_lock<std::mutex> lock(mutex_);
   Attach();
-  flushed_ = Clock::now();
-  RecordTimeline();
+  if (settled_ == 0 || !timeline_recorded_) {
+    flushed_ = Clock::now();
+    RecordTimeline();
+  } else {
+    idle_seconds_ = SecondsBetween(reduced_at_, Clock::now());
+  }
   WaitForWhoIsHere();
   // Before the agreement, in which the others wait: a hook may fail, and synchronize() be called again.
   for (Parameter& p : parameters_) {
     if (p.hooked && p.active && !p.counter.sent()) RunHook(p, &lock);
   }
-  if (PlanIsDue() && !PutOffWhileRanksAreMissing()) {
-    for (Parameter& p : parameters_) {
-      if (p.counter.touched() && !p.counter.ready()) CheckProfile(p);
-    }
-    const Status agreed = AgreeOnPlan();
-    if (agreed.code() == StatusCode::kInvalidArgument) ThrowIfError(agreed);  // the same on all ranks
-    ThrowIfFailed(agreed);
-  }
+  // A first plan comes before what has not been sent, because it tells what is sparse. Later ones come after, because other ranks may
+  // wait for that within backward().
+  MeetFirst();
+  if (!planned_) AgreeIfDue();
   std::vector<int> sparse;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
@@ -346,49 +367,37 @@ std::vector<int> Session::Flush() {
       SendByPlan(p);
     }
   }
+  if (planned_) AgreeIfDue();
   return sparse;
+}
+
+void Session::AgreeIfDue() {
+  if (!PlanIsDue() || PutOffWhileRanksAreMissing()) return;
+  for (Parameter& p : parameters_) {
+    if (p.counter.touched() && !p.counter.ready()) CheckProfile(p);
+  }
+  const Status agreed = AgreeOnPlan();
+  if (agreed.code() == StatusCode::kInvalidArgument) ThrowIfError(agreed);  // the same on all ranks
+  ThrowIfFailed(agreed);
 }
 
 // ---- End of a step ---------------------------------------------------------------------------------------------------------
 
-std::vector<std::pair<int, at::Tensor>> Session::Finish() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  double waited[kSchemeCount] = {};
-  const Clock::time_point begin = Clock::now();
-  Status status = engine_->Wait(in_flight_, waited);
-  stats_.synchronize_seconds += SecondsBetween(begin, Clock::now());
-  for (size_t scheme = 0; scheme < stats_.by_scheme.size(); ++scheme) stats_.by_scheme[scheme].waited_seconds += waited[scheme];
-  if (!status.ok()) {
-    AbandonStep();
-    ThrowIfFailed(status);
-  }
-  std::vector<std::pair<int, at::Tensor>> compressed;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& p = parameters_[i];
-    const bool gathered = (p.layer_weight >= 0 || p.sparse) && !SomeRankIsMissing();
-    if (!p.counter.sent() || gathered || SharedSliceOf(p) != nullptr) continue;
-    if (p.slice >= 0 || !p.parts.empty()) {
-      CountSlice(*p.source, p.tensor.numel() * static_cast<int64_t>(c10::elementSize(DenseWireType(p))),
-                 std::max<int64_t>(1, static_cast<int64_t>(p.parts.size())));
-    }
-    p.source->FinishOnTrainingThread();
-    at::Tensor received = p.source->TakeCompressed();
-    if (received.defined()) compressed.emplace_back(static_cast<int>(i), std::move(received));
-  }
-  FinishSlices();
-  for (const auto& exchange : in_flight_) {
-    const auto* dense = dynamic_cast<const DenseExchange*>(exchange.get());
-    stats_.of(exchange->scheme()).Add(exchange->times(), exchange->wire(), dense ? static_cast<int64_t>(dense->gradients()) : 0);
-  }
+Session::Compressed Session::Finish() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  Compressed compressed = CollectLocked(/*all=*/true, &lock);
   std::vector<int> flagged;
-  for (Factored& factored : factored_) {
+  for (const Factored& factored : factored_) {
     if (!parameters_[factored.weight].counter.sent() || SomeRankIsMissing()) continue;
-    parameters_[factored.weight].layer->FinishStep();
     stats_.of(factored.exchange->scheme()).tensors += factored.bias >= 0 ? 2 : 1;
-    if (factored.exchange->gathered_flags() != 0) flagged.push_back(factored.weight);
+    if ((factored.exchange->gathered_flags() & kFlagForeign) != 0) flagged.push_back(factored.weight);
+  }
+  for (const Parameter& p : parameters_) {  // reduced in backward(), and then taken away
+    if (gradient_error_.ok() && p.collected && !p.tensor.grad().defined()) gradient_error_ = GradientRemoved(p.name);
   }
   NoteRows();
   RecordStep();
+  const Status error = std::exchange(gradient_error_, Status::OK());
   EndStep();
   ++stats_.steps;
   ++plan_clock_;
@@ -398,6 +407,9 @@ std::vector<std::pair<int, at::Tensor>> Session::Finish() {
     StopFactored(weight, std::string("part of its gradient came from elsewhere than ") + parameters_[weight].layer->calls_text() +
                              " in step " + std::to_string(stats_.steps - 1));
   }
+  LookAgain();
+  ChooseEager();
+  if (!error.ok()) ThrowIfFailed(error);
   return compressed;
 }
 
@@ -405,12 +417,15 @@ void Session::EndStep() {
   in_flight_.clear();
   for (Parameter& p : parameters_) {
     p.counter.Reset();
-    p.sparse_now = p.hook_ran = false;
+    p.sparse_now = p.hook_ran = p.collected = false;
     p.ready_seconds = -1;
     p.order = -1;
     if (p.layer) p.layer->EndStepOfProfile();
   }
-  complete_ = 0;
+  complete_ = settled_ = 0;
+  tried_to_meet_ = timeline_recorded_ = false;
+  idle_seconds_ = 0;
+  gradient_error_ = Status::OK();
   for (Group& group : groups_) group.sent = false;
   EndStepOfSlices();
   for (Factored& factored : factored_) factored.held = false;
@@ -442,7 +457,9 @@ void Session::Reset() {
   // What is under way on all ranks ends by itself, and then its names are free again. After a failure it ends too, by Horovod's
   // shutdown. Whatever does not end in time is left to its exchange.
   constexpr double kPatienceSeconds = 5;
-  engine_->WaitFor(in_flight_, kPatienceSeconds);
+  std::vector<std::shared_ptr<Exchange>> exchanges;
+  for (const InFlight& each : in_flight_) exchanges.push_back(each.exchange);
+  engine_->WaitFor(exchanges, kPatienceSeconds);
   AbandonStep();
 }
 
@@ -454,7 +471,6 @@ void Session::SetPassesPerStep(int passes) {
 void Session::NoteZeroed() {
   std::lock_guard<std::mutex> lock(mutex_);
   step_began_ = Clock::now();
-  for (Factored& factored : factored_) parameters_[factored.weight].layer->NoteZeroed();
 }
 
 void Session::NoteUpdated() {
@@ -480,6 +496,15 @@ std::vector<int> Session::TouchedParameters() const {
     if (parameters_[i].counter.touched() || parameters_[i].counter.sent()) touched.push_back(static_cast<int>(i));
   }
   return touched;
+}
+
+std::vector<int> Session::CollectedParameters() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<int> collected;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].collected) collected.push_back(static_cast<int>(i));
+  }
+  return collected;
 }
 
 std::vector<int> Session::Delays() const {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,9 @@ struct SessionOptions {
   DenseSettings dense;
   double gather_memory_bytes = 2e9;       // TimeChoiceSettings
   bool uneven_steps = false;              // ranks may call hvd.join() while others go on
+  bool reduce_in_backward = true;         // backward() returns reduced gradients (session_reduce.cc)
+  // Where reducing needs Python (sparse gradients, its compressors, hooks after reduction): calls BeginReduce() and Collect().
+  std::function<void()> reduce;
   // A hook of the user's own, called with a complete local gradient before it is sent; it may change it in place. Python code.
   std::function<void(int, const at::Tensor&)> before;
   std::vector<bool> hooked;  // by parameter: `before` is called for it, so it is not factored. Empty: for none
@@ -68,15 +72,26 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   // Returns the parameters whose sparse gradients the caller must exchange now, the same list on all ranks.
   std::vector<int> Flush();
 
+  using Compressed = std::vector<std::pair<int, at::Tensor>>;
   // Waits for everything, sets gradients, and starts a new step. On failure the step is dropped and the error thrown. Returns
   // the parameters whose gradients are to be decompressed by the caller (CompressionKind::kPython), with what was received.
-  std::vector<std::pair<int, at::Tensor>> Finish();
+  Compressed Finish();
+
+  // ---- At the end of the outermost backward() in which this rank has sent its last gradient that all ranks send (session_reduce.cc).
+  // Nothing if it is not that one; else the parameters whose sparse gradients the caller must exchange now, the same on all ranks.
+  std::optional<std::vector<int>> BeginReduce();
+  // Waits for those gradients and sets them. The step goes on; what is left comes with Flush() and Finish().
+  Compressed Collect();
+  // The user has discarded the step's gradients. False, and nothing happens, while some are complete and not reduced.
+  bool Discard();
+  // Whether `reduce` must be called though no gradient needs it: for hooks after reduction.
+  void SetHooksAfter(bool any);
 
   // Forgets the step in progress (load_state_dict; elastic recovery relies on it). Waits a little for what is in flight.
   void Reset();
 
   void SetPassesPerStep(int passes);
-  // The optimizer has just zeroed the gradients (in place, where they still exist). Before backward this is where a step begins.
+  // The optimizer has just zeroed the gradients. Before backward this is where a step begins.
   void NoteZeroed();
   // The optimizer's own step, which follows synchronize(), is over.
   void NoteUpdated();
@@ -89,6 +104,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   // ---- Views for Python: Horovod's private attributes, reports.
   bool HasOpenHandles() const;
   std::vector<int> TouchedParameters() const;
+  std::vector<int> CollectedParameters() const;  // in this step, before its end
   std::vector<int> Delays() const;
   std::vector<int> ActiveParameters() const;
   // The plan in force; without decisions until step 0 is over.
@@ -105,6 +121,9 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
 
   // The hook on the gradient accumulator of parameter `index`; incoming: the gradient that was added to .grad, or became it.
   void OnAccumulated(int index, const at::Tensor& incoming);
+  // A callback of autograd at the end of a walk, and a hook in a walk that had another one inside.
+  void OnWalkEnd();
+  void OnOuterWalk();
 
  private:
   struct Parameter {
@@ -130,6 +149,11 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
     bool own = true;         // no other optimizer had it before
     bool hooked = false;     // agreed: the user's hook looks at its gradient before it is sent
     bool hook_ran = false;   // in this step
+    bool everywhere = false; // agreed: every rank completed its gradient in backward when that was looked at last
+    bool eager = false;      // so did all that travel with it: backward() may wait for it without waiting in a circle
+    bool collected = false;  // in this step: reduced and in place
+    int refusals = 0;        // agreed: how often its factors were looked at in vain, or given up
+    int64_t retry_plan = 0;  // agreed: the number of the plan for which they are looked at again
     int order = -1;                      // this step: which of the complete gradients it was
     double ready_seconds = -1;           // this step: gradient complete, or factors sent; from the step's beginning
     std::vector<double> ready_history;   // of the last steps, as if everything were dense
@@ -159,6 +183,12 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
     double bytes = 0;
   };
 
+  // What is on its way, and whose gradients it carries.
+  struct InFlight {
+    std::shared_ptr<Exchange> exchange;
+    std::vector<int> params;
+  };
+
   enum class Presence : uint8_t { kNotAsked, kAsked, kAllAreHere, kSomeAreMissing };
 
   Session(std::shared_ptr<Engine> engine, SessionOptions options);
@@ -178,7 +208,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   bool NothingElseCanAdd(const Factored& factored) const;
   void CheckProfile(Parameter& parameter);
   void ThrowIfFailed(const Status& status) const;
-  void Submit(const std::shared_ptr<Exchange>& exchange);
+  void Submit(const std::shared_ptr<Exchange>& exchange, std::vector<int> params);
   std::shared_ptr<GradSource> NewSource(const Parameter& p) const;
   void EndStep();
   void AbandonStep();
@@ -197,7 +227,6 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void SendSlice(Slice& slice);
   void CompleteSlice(Slice& slice);
   void SendParts(Parameter& parameter);
-  void FinishSlices();
   void CountSlice(const DenseSource& source, int64_t bytes, int64_t messages = 1);
   void EndStepOfSlices();
 
@@ -212,6 +241,16 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void SendWithoutFactors(const Factored& factored);
   void SendSparseAsDense(Parameter& parameter);
 
+  // Reduction in backward() (session_reduce.cc).
+  bool NeedsPythonToReduce();  // takes the lock
+  void ChooseEager();
+  void NoteProgress();
+  void QueueWalkEnd();
+  bool MeetFirst();
+  Compressed CollectLocked(bool all, std::unique_lock<std::mutex>* lock);
+  Status FinishParameter(size_t index, Compressed* compressed);
+  bool DiscardLocked();
+
   // The user's hook (session_hooks.cc). Lets go of the lock meanwhile.
   void RunHook(Parameter& parameter, std::unique_lock<std::mutex>* lock);
 
@@ -219,10 +258,13 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   bool PlanIsDue() const;
   bool PutOffWhileRanksAreMissing();
   void RestartPlanClock();
+  void AgreeIfDue();
+  Status GatherProfiles(const char* which, MergedProfile* merged);
   Status AgreeOnPlan();
   Status Calibrate();
   RankProfile LocalProfile() const;
   std::string WhyNoLayer(const Parameter& p) const;
+  std::string CoveredBias(const Parameter& p) const;
   void FillTableProfile(const Parameter& p, TensorProfile* tensor) const;
   static bool IsFactored(Scheme scheme) { return scheme == Scheme::kSfb || scheme == Scheme::kRowSparse; }
   void ChooseCandidate(Parameter& p, const TensorProfile& profile);
@@ -236,6 +278,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void RenewFactored(Factored& factored);
   void StopFactored(int weight_index, const std::string& reason);
   void RemoveFactored(int weight_index);
+  void Refuse(Parameter& weight);
+  void LookAgain();
   void NoteRows();
   void ForgetSteps();
 
@@ -263,7 +307,18 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   int complete_ = 0;                       // gradients, in this step
   std::vector<Factored> factored_;
   std::vector<std::shared_ptr<FactoredLayer>> profiled_;  // the layers that are looked at in this step
-  std::vector<std::shared_ptr<Exchange>> in_flight_;
+  std::vector<InFlight> in_flight_;          // and not collected
+  std::vector<std::pair<NodePtr, uintptr_t>> outer_hooks_;  // in walks around one that has completed the step
+  int callback_walk_ = -1;                   // for whose end a callback is queued
+  int eager_count_ = 0;                      // parameters that are eager, and how many of them are complete in this step
+  int settled_ = 0;
+  bool met_ = false;                         // the ranks have compared their parameters, in step 0
+  bool tried_to_meet_ = false;               // in this step
+  bool timeline_recorded_ = false;           // in this step
+  bool hooks_after_ = false;
+  Status gradient_error_;                    // of this step: of what could not be put into place
+  double idle_seconds_ = 0;                  // in this step, between backward() and synchronize()
+  Clock::time_point reduced_at_;             // the last Collect() ended
   Presence presence_ = Presence::kNotAsked;  // in this step; only with uneven_steps
   std::shared_ptr<ScalarSum> ranks_here_;
   bool planned_ = false;
@@ -275,6 +330,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   int64_t next_plan_at_ = 0;      // on that clock
   int64_t steps_under_plan_ = 0;  // that were timed since it was looked at last
   bool first_under_plan_ = false;  // the next step is the first with its schemes or slices
+  int64_t plans_ = 0;             // made so far, the same number on all ranks
   int plan_changes_ = 0;          // after trials, the same number on all ranks
   int steps_of_other_rows_ = 0;   // in a row, in which some factored layer had far other rows than the plan expects
 
@@ -283,7 +339,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   double update_seconds_ = 0;                  // of the last optimizer step
   std::vector<double> compute_history_;        // as ready_history, for the whole step
   double first_step_seconds_ = 0;              // of step 0, without the agreement at its end
-  Clock::time_point flushed_;                  // the last synchronize() began
+  Clock::time_point flushed_;                  // backward was over: the last synchronize() began, or what backward() does of it
+  Clock::time_point last_done_;                // step 0: the end of the last exchange that began before
   std::vector<double> step_history_;           // of the last steps under the plan in force, synchronize() included
   NetworkModel network_;
   ComputeCalibration calibration_;

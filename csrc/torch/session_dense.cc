@@ -5,6 +5,7 @@
 #include "core/cost_model.h"
 #include "core/dense_choice.h"
 #include "torch/dtypes.h"
+#include "torch/grad_place.h"
 #include "torch/session.h"
 #include "torch/status_error.h"
 
@@ -32,13 +33,17 @@ bool Session::MayShare(const Parameter& p) const {
 }
 
 at::ScalarType Session::DenseWireType(const Parameter& p) const {
-  return ToScalarType(AllreduceWireDType(ToDType(p.tensor.scalar_type()), options_.compression == CompressionKind::kFp16));
+  return ToScalarType(AllreduceWireDType(ToDType(GradType(p.tensor)), options_.compression == CompressionKind::kFp16));
 }
 
 void Session::LayOutSlices(const SelectorSettings& settings, Plan* plan) {
   plan->dense_method = options_.dense.method;
   std::vector<bool> may_share;
-  for (size_t i = 0; i < parameters_.size(); ++i) may_share.push_back(MayShare(parameters_[i]) && !merged_profile_.tensors[i].sparse);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    // A gradient that some rank does not complete in backward would keep those that share its message from being reduced there.
+    const MergedTensor& merged = merged_profile_.tensors[i];
+    may_share.push_back(MayShare(parameters_[i]) && !merged.sparse && (merged.everywhere || !options_.reduce_in_backward));
+  }
   plan->slices = ChooseLayout(merged_profile_, plan->decisions, may_share, settings, options_.dense,
                               GoesByTime() ? &time_inputs_ : nullptr, &plan->prediction);
 }
@@ -135,7 +140,7 @@ GradPool& Session::PoolOf(Slice& slice) {
 }
 
 void Session::SendSlice(Slice& slice) {
-  Submit(slice.exchange);
+  Submit(slice.exchange, slice.members);
   slice.sent = true;
   for (int index : slice.members) parameters_[index].counter.MarkSent();
 }
@@ -154,19 +159,10 @@ void Session::SendParts(Parameter& p) {
   for (int position : p.parts) {
     const auto& exchange = parts_[position].exchange;
     ThrowIfFailed(engine_->Admit(exchange));
-    in_flight_.push_back(exchange);
+    in_flight_.push_back({exchange, {static_cast<int>(&p - parameters_.data())}});
     sender_->Ready(static_cast<size_t>(position));
   }
   p.counter.MarkSent();
-}
-
-// All has arrived.
-void Session::FinishSlices() {
-  for (Slice& slice : slices_) {
-    if (!slice.sent) continue;
-    CountSlice(*slice.pool, slice.pool->bytes());
-    slice.pool->FinishOnTrainingThread();
-  }
 }
 
 void Session::CountSlice(const DenseSource& source, int64_t bytes, int64_t messages) {

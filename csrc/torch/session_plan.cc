@@ -9,6 +9,7 @@
 #include "core/gather_bytes.h"
 #include "core/median.h"
 #include "torch/dtypes.h"
+#include "torch/grad_place.h"
 #include "torch/session.h"
 #include "torch/status_error.h"
 
@@ -70,6 +71,19 @@ std::string Session::WhyNoLayer(const Parameter& p) const {
   return "allreduce was asked for";
 }
 
+// The bias whose gradient a layer's rows give too; empty if another way must, and then only the weight is factored.
+std::string Session::CoveredBias(const Parameter& p) const {
+  const at::Tensor& bias = p.layer->profiled_bias();
+  if (!bias.defined()) return "";
+  const auto owner = std::find_if(parameters_.begin(), parameters_.end(),
+                                  [&](const Parameter& other) { return other.tensor.is_same(bias); });
+  if (owner == parameters_.end() || owner->group >= 0 || owner->hooked || !owner->own) return "";
+  const bool shared = std::any_of(parameters_.begin(), parameters_.end(), [&](const Parameter& other) {
+    return &other != &p && other.layer && other.layer->profiled_bias().is_same(bias);
+  });
+  return shared ? "" : owner->name;
+}
+
 // The table's part of the entry, after the linear layer's.
 void Session::FillTableProfile(const Parameter& p, TensorProfile* tensor) const {
   if (p.layer->kind() == FactoredLayer::Kind::kLinear && (!p.table || !p.table->profiled())) return;
@@ -102,27 +116,16 @@ RankProfile Session::LocalProfile() const {
     TensorProfile tensor;
     tensor.name = p.name;
     tensor.shape = p.tensor.sizes().vec();
-    tensor.dtype = ToDType(p.tensor.scalar_type());
+    tensor.dtype = ToDType(GradType(p.tensor));
+    tensor.active = p.active;
     tensor.used = p.counter.touched();
+    tensor.complete = p.order >= 0;
     tensor.sparse = p.sparse_now || p.sparse;
     tensor.order = p.order;
     tensor.ready_seconds = p.ready_history.empty() ? -1 : Median(p.ready_history);
     if (p.layer) {
       p.layer->FillProfile(&tensor);
-      const at::Tensor& bias = p.layer->profiled_bias();
-      const auto owner = std::find_if(parameters_.begin(), parameters_.end(),
-                                      [&](const Parameter& other) { return other.tensor.is_same(bias); });
-      tensor.bias = owner != parameters_.end() && bias.defined() ? owner->name : "";
-      const bool shared = bias.defined() && std::any_of(parameters_.begin(), parameters_.end(), [&](const Parameter& other) {
-                            return &other != &p && other.layer && other.layer->profiled_bias().is_same(bias);
-                          });
-      const bool elsewhere = owner == parameters_.end() || owner->group >= 0;
-      if (bias.defined() && (shared || elsewhere || owner->hooked)) {
-        tensor.sfb_allowed = false;
-        tensor.reason = shared      ? "its bias is shared with another layer"
-                        : elsewhere ? "its bias is reduced elsewhere"
-                                    : "a hook looks at its bias's gradient before reduction";
-      }
+      tensor.bias = CoveredBias(p);
       FillTableProfile(p, &tensor);
     } else {
       tensor.reason = WhyNoLayer(p);
@@ -132,10 +135,10 @@ RankProfile Session::LocalProfile() const {
   return profile;
 }
 
-Status Session::AgreeOnPlan() {
+// which: part of the wire name. A difference that ranks cannot train with is kInvalidArgument, the same on every rank.
+Status Session::GatherProfiles(const char* which, MergedProfile* merged) {
   std::vector<std::vector<uint8_t>> gathered;
-  Status status = GatherBytes(*engine_, WireName("agree", "profile"), options_.process_set, EncodeProfile(LocalProfile()),
-                              &gathered);
+  Status status = GatherBytes(*engine_, WireName("agree", which), options_.process_set, EncodeProfile(LocalProfile()), &gathered);
   if (!status.ok()) return status;
   std::vector<RankProfile> by_rank(gathered.size());
   for (size_t rank = 0; rank < gathered.size(); ++rank) {
@@ -145,7 +148,11 @@ Status Session::AgreeOnPlan() {
                               "); is the same version of poseidon_hvd installed on every host?");
     }
   }
-  status = MergeProfiles(by_rank, &merged_profile_);  // the same verdict, and the same error, on every rank
+  return MergeProfiles(by_rank, merged);
+}
+
+Status Session::AgreeOnPlan() {
+  Status status = GatherProfiles("profile", &merged_profile_);
   if (status.ok() && GoesByTime() && options_.size > 1) status = Calibrate();
   return status.ok() ? ReceivePlan() : status;
 }
@@ -224,7 +231,7 @@ Status Session::Calibrate() {
     shape.rows = RoundUp(merged.max_rank_rows);
     shape.global_rows = RoundUp(gathered);
     shape.ranks = options_.size;
-    shape.gradient = parameters_[i].tensor.scalar_type();
+    shape.gradient = GradType(parameters_[i].tensor);
     shape.wire = ToScalarType(FactorWireDType(merged.base.factor_dtype, options_.compression == CompressionKind::kFp16));
     LayerCost& cost = my_costs_[i];
     cost = calibration_.CostOf(shape);
@@ -346,6 +353,7 @@ void Session::KeepUnused(Plan* plan) const {
 }
 
 void Session::AdoptPlan() {
+  ++plans_;
   next_plan_at_ = std::max(kFirstRevision, std::min(2 * plan_clock_ + 2, plan_clock_ + kMostStepsBetweenPlans));
   if (steps_of_other_rows_ >= kStepsOfOtherRows) plan_changes_ = 0;
   steps_of_other_rows_ = 0;
@@ -368,8 +376,11 @@ void Session::AdoptPlan() {
   ForgetSteps();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
-    p.sparse = merged_profile_.tensors[i].sparse;
-    ChooseCandidate(p, merged_profile_.tensors[i].base);
+    const MergedTensor& merged = merged_profile_.tensors[i];
+    p.sparse = merged.sparse;
+    p.everywhere = merged.everywhere;
+    ChooseCandidate(p, merged.base);
+    if (!merged.sfb_allowed && merged.base.used && plans_ >= p.retry_plan) Refuse(p);
     if (IsFactored(plan_.decisions[i].scheme)) {
       if (p.layer_weight < 0) StartFactored(static_cast<int>(i));
     } else if (p.layer && p.layer->profiled()) {
@@ -437,7 +448,7 @@ std::shared_ptr<SfbExchange> Session::NewSfbExchange(const Factored& factored) c
   for (int index : {factored.weight, factored.bias}) {
     if (index < 0) continue;
     const at::Tensor& param = parameters_[index].tensor;
-    const DType wire = AllreduceWireDType(ToDType(param.scalar_type()), options_.compression == CompressionKind::kFp16);
+    const DType wire = AllreduceWireDType(ToDType(GradType(param)), options_.compression == CompressionKind::kFp16);
     options.dense_bytes += AllreduceWireBytes(param.numel(), wire, options_.size);
   }
   const char* kind = options.scheme == Scheme::kSfb ? "sfb" : "rows";
@@ -460,15 +471,36 @@ void Session::RenewFactored(Factored& factored) {
   factored.exchange = NewSfbExchange(factored);
 }
 
+// What spoke against a layer may be gone later: an odd step, such as one under a profiler, or one that overflowed. So it is looked at again,
+// each time after twice as many plans.
+void Session::Refuse(Parameter& weight) {
+  constexpr int kMostDoublings = 16;
+  weight.retry_plan = plans_ + (int64_t{1} << std::min(weight.refusals, kMostDoublings));
+  ++weight.refusals;
+}
+
+// In the step after which a plan is due.
+void Session::LookAgain() {
+  if (!planned_ || plan_clock_ < next_plan_at_) return;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& p = parameters_[i];
+    if (!p.layer || !p.active || p.refusals == 0 || plans_ + 1 < p.retry_plan) continue;
+    if (p.layer->mode() != FactoredLayer::Mode::kBypass) continue;
+    p.layer->set_mode(FactoredLayer::Mode::kProfile);
+    p.layer->RestartProfile();
+    profiled_.push_back(p.layer);
+  }
+}
+
 void Session::StopFactored(int weight_index, const std::string& reason) {
-  const Parameter& weight = parameters_[weight_index];
+  Parameter& weight = parameters_[weight_index];
   RemoveFactored(weight_index);
   ForgetSteps();
   weight.layer->Object(reason);
-  UnregisterLayer(*weight.layer);
+  Refuse(weight);
   plan_.decisions[weight_index].reason = reason;
   warnings_.push_back(weight.name + ": " + reason + ". It uses " + (weight.sparse ? "Horovod's sparse allgather" : "allreduce") +
-                      " from now on, on all ranks.");
+                      " from now on, on all ranks, until a later plan finds that cause gone.");
 }
 
 void Session::RemoveFactored(int weight_index) {

@@ -22,7 +22,7 @@ void Session::AskWhoIsHere() {
     ranks_here_ = std::make_shared<ScalarSum>(WireName("agree", "live"), options_.process_set, options_.size);
   }
   ranks_here_->SetValue(1);
-  Submit(ranks_here_);
+  Submit(ranks_here_, {});
   presence_ = Presence::kAsked;
 }
 

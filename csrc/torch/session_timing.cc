@@ -25,7 +25,9 @@ double Session::SinceStepBegan() const { return SecondsBetween(step_began_, Cloc
 
 void Session::NoteReady(Parameter& p) {
   p.ready_seconds = SinceStepBegan();
-  if (p.order < 0) p.order = complete_++;
+  if (p.order >= 0) return;
+  p.order = complete_++;
+  settled_ += p.eager;
 }
 
 void Session::NoteReady(const Factored& factored) {
@@ -80,16 +82,11 @@ void Session::RecordStep() {
   if (!GoesByTime() || SomeRankIsMissing()) return;
   if (planned_) {
     if (std::exchange(first_under_plan_, false)) return;  // new names, new memory
-    Push(SinceStepBegan(), &step_history_, kObservedSteps);
+    Push(std::max(0.0, SinceStepBegan() - idle_seconds_), &step_history_, kObservedSteps);
     ++steps_under_plan_;
     return;
   }
-  // In step 0 ranks have agreed on the plan meanwhile. What was sent before that had its turn before.
-  Clock::time_point end = flushed_;
-  for (const auto& exchange : in_flight_) {
-    if (exchange->times().enqueued <= flushed_) end = std::max(end, exchange->times().done);
-  }
-  first_step_seconds_ = SecondsBetween(step_began_, end);
+  first_step_seconds_ = SecondsBetween(step_began_, std::max(flushed_, last_done_));
 }
 
 }  // namespace poseidon
