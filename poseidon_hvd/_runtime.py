@@ -1,11 +1,13 @@
-"""The one engine of this process, and what happens to optimizers when Horovod is shut down and initialized again (elastic)."""
+"""What optimizers ask of the processes around them, and what happens to optimizers when Horovod is shut down and initialized again."""
 
 import atexit
 import collections
+import contextvars
 import gc
 import itertools
 import weakref
-from typing import DefaultDict, Iterator, Optional
+from contextlib import contextmanager
+from typing import Callable, DefaultDict, Iterator, Optional
 
 from ._native import _C, horovod_torch
 from .config import stall_warning_seconds
@@ -16,28 +18,61 @@ _created: Iterator[int] = itertools.count()
 _sessions: DefaultDict[int, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
-def engine() -> "_C.Engine":
-    """Started at the first distributed optimizer, so that its exit handler runs before the one that ``hvd.init`` registered."""
-    global _engine
-    if _engine is None:
-        _engine = _C.Engine(stall_warning_seconds=stall_warning_seconds(), rank=horovod_torch.rank())
-        atexit.register(_engine.stop)
-    return _engine
+class World:
+    """The ranks that an optimizer works with: the processes that Horovod has started.
 
-
-def session_tag(process_set: int) -> str:
-    """The part of wire names that tells sessions apart: their number within the process set since ``init``.
-
-    It does not depend on the model: ranks whose models differ must still meet, or they could not find that out. So ranks must wrap
-    optimizers in the same order.
+    Tests put others in its place, in which ranks are threads of one process.
     """
-    return str(next(_sessions[process_set]))
+
+    def size(self) -> int:
+        """Raises ValueError before ``init``."""
+        return horovod_torch.size()
+
+    def process_set(self, given):
+        """The process set that the user gave, as this world's."""
+        return given
+
+    def engine(self) -> "_C.Engine":
+        """Started at the first distributed optimizer, so that its exit handler runs before the one that ``hvd.init`` registered."""
+        global _engine
+        if _engine is None:
+            _engine = _C.Engine(stall_warning_seconds=stall_warning_seconds(), rank=horovod_torch.rank())
+            atexit.register(_engine.stop)
+        return _engine
+
+    def session_tag(self, process_set: int) -> str:
+        """The part of wire names that tells sessions apart: their number within the process set since ``init``.
+
+        It does not depend on the model: ranks whose models differ must still meet, or they could not find that out. So ranks must wrap
+        optimizers in the same order.
+        """
+        return str(next(_sessions[process_set]))
+
+    def watch(self, optimizer) -> None:
+        """Closes the optimizer's session when Horovod shuts down and opens a new one after the next ``init``."""
+        optimizer._creation = next(_created)
+        _optimizers.add(optimizer)
+
+    def sparse_allreduce_async(self, tensor, *, name: str, op: int, process_set) -> Callable[[], "object"]:
+        return horovod_torch.sparse_allreduce_async(tensor, name=name, op=op, process_set=process_set)
 
 
-def watch(optimizer) -> None:
-    """Closes the optimizer's session when Horovod shuts down and opens a new one after the next ``init``."""
-    optimizer._creation = next(_created)
-    _optimizers.add(optimizer)
+_current: "contextvars.ContextVar[World]" = contextvars.ContextVar("poseidon_hvd_world", default=World())
+
+
+def current_world() -> World:
+    """Of the calling thread."""
+    return _current.get()
+
+
+@contextmanager
+def use_world(world: World):
+    """Optimizers that the calling thread makes inside belong to ``world``, for their whole life."""
+    token = _current.set(world)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 def _close_all() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 import torch
 from horovod.common.util import split_list
 from horovod.torch.compression import Compression
-from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, global_process_set, rocm_built, size, sparse_allreduce_async
+from horovod.torch.mpi_ops import Adasum, Average, ProcessSet, global_process_set, rocm_built
 from horovod.torch.optimizer import DistributedOptimizer as _horovod_distributed_optimizer
 
 from . import _runtime
@@ -49,7 +49,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self.op = op
         self.gradient_predivide_factor = gradient_predivide_factor
         self.sparse_as_dense = sparse_as_dense
-        self.process_set = process_set
+        self._world = _runtime.current_world()
+        self.process_set = self._world.process_set(process_set)
         self._groups = check_groups(groups)
         self._config = config
         self._hooks = Hooks()
@@ -58,7 +59,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._session = None
         self._params = []
         self._open_session()
-        _runtime.watch(self)
+        self._world.watch(self)
 
     # ---- Session: everything that happens between ranks
 
@@ -95,10 +96,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         }
         self._logged_schemes = None
         self._hooked_in_backward = frozenset()  # parameters whose hooks after reduction have run in this step
-        self._tag = _runtime.session_tag(self.process_set.process_set_id) if tag is None else tag
+        self._tag = self._world.session_tag(self.process_set.process_set_id) if tag is None else tag
         self._contexts = {}
         self._session = _C.Session(
-            engine=_runtime.engine(),
+            engine=self._world.engine(),
             names=names,
             params=self._params,
             groups=groups,
@@ -202,7 +203,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         elif not p.grad.is_sparse:
             p.grad = p.grad.to_sparse(1)
         name = f"poseidon.{self._tag}.sparse.{self._parameter_names[p]}"
-        return sparse_allreduce_async(p.grad, name=name, op=self.op, process_set=self.process_set)
+        return self._world.sparse_allreduce_async(p.grad, name=name, op=self.op, process_set=self.process_set)
 
     def _log_new_plan(self):
         plan = self.plan()
@@ -624,7 +625,7 @@ def DistributedOptimizer(
             "number of times and wait for the others for ever."
         )
     config = Config.resolve(policy, schemes, network, memory_limit, uneven_steps, dense, reduce_in)
-    horovod_size = size()  # raises if Horovod is not initialized
+    horovod_size = _runtime.current_world().size()  # raises if Horovod is not initialized
 
     own_path = None
     if op == Adasum and horovod_size > 1:

@@ -1,23 +1,26 @@
 """The rank that a case runs on: Horovod, data as a formula of rank, step and index, and comparisons between ranks."""
 
 import hashlib
-from typing import Iterable, Optional, Sequence
+from typing import Any, Iterable, Optional, Sequence
 
 import numpy as np
 import torch
 
-# The process set of the cases that need one, known to Horovod from the start.
+# The process set of the cases that need one, known from the start.
 SUBSET = (1, 3)
 
 
 class Rank:
-    """Passed to every case."""
+    """Passed to every case. A process of its own (here) or a thread (``harness.world``).
 
-    def __init__(self, horovod, subset) -> None:
-        self.horovod = horovod
-        self.subset = subset
-        self.rank: int = horovod.rank()
-        self.size: int = horovod.size()
+    Attributes:
+        rank, size: as in Horovod.
+        horovod: ``horovod.torch``; where ranks are threads, the part of it that needs no Horovod.
+        subset: a process set of ranks 1 and 3, where there are so many.
+    """
+
+    def __init__(self, horovod: Any, rank: int, size: int, subset: Any) -> None:
+        self.horovod, self.rank, self.size, self.subset = horovod, rank, size, subset
 
     @classmethod
     def start(cls, size: int) -> "Rank":
@@ -26,7 +29,7 @@ class Rank:
         subset = horovod.ProcessSet(list(SUBSET)) if size > max(SUBSET) else None
         horovod.init(process_sets=[subset] if subset else None)
         assert horovod.size() == size, f"launched {size} ranks, Horovod sees {horovod.size()}"
-        return cls(horovod, subset)
+        return cls(horovod, horovod.rank(), horovod.size(), subset)
 
     def begin_case(self) -> None:
         torch.manual_seed(1234)

@@ -1,0 +1,88 @@
+// What an allreduce computes, in the order of ranks, so that all ranks get the same bits: for csrc/tests/local_transport.h.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/status.h"
+#include "core/transport.h"
+#include "tests/half.h"
+
+namespace poseidon {
+
+namespace local {
+
+// float16 is computed in float32 and rounded once.
+struct Half {
+  uint16_t bits;
+};
+template <typename T>
+struct Computed {
+  using Type = T;
+  static T Load(const T& value) { return value; }
+  static T Store(T value) { return value; }
+};
+template <>
+struct Computed<Half> {
+  using Type = float;
+  static float Load(const Half& value) { return FloatFromHalf(value.bits); }
+  static Half Store(float value) { return {HalfFromFloat(value)}; }
+};
+
+template <typename T>
+T Scaled(T value, double factor) {
+  if (factor == 1.0) return value;
+  if constexpr (std::is_floating_point_v<T>) return value * static_cast<T>(factor);
+  return static_cast<T>(static_cast<double>(value) * factor);
+}
+
+template <typename T>
+T Combined(ReduceOp op, T a, T b) {
+  switch (op) {
+    case ReduceOp::kMin: return b < a ? b : a;
+    case ReduceOp::kMax: return a < b ? b : a;
+    case ReduceOp::kProduct: return static_cast<T>(a * b);
+    default: return static_cast<T>(a + b);
+  }
+}
+
+template <typename T>
+void Reduce(const std::vector<Buffer>& in_out, const Reduction& reduction) {
+  using C = Computed<T>;
+  double postscale = reduction.postscale;
+  if (reduction.op == ReduceOp::kAverage) postscale /= static_cast<double>(in_out.size());
+  for (int64_t element = 0; element < in_out[0].elements(); ++element) {
+    const auto of = [&](const Buffer& buffer) {
+      return Scaled(C::Load(static_cast<const T*>(buffer.data)[element]), reduction.prescale);
+    };
+    typename C::Type result = of(in_out[0]);
+    for (size_t i = 1; i < in_out.size(); ++i) result = Combined(reduction.op, result, of(in_out[i]));
+    const T stored = C::Store(Scaled(result, postscale));
+    for (const Buffer& buffer : in_out) static_cast<T*>(buffer.data)[element] = stored;
+  }
+}
+
+}  // namespace local
+
+// Types that Horovod's allreduce takes.
+inline bool CanReduce(DType dtype) { return dtype != DType::kBFloat16 && dtype != DType::kOther; }
+
+// One buffer per rank, of one shape and dtype.
+inline Status ReduceInPlace(const std::string& name, const std::vector<Buffer>& in_out, const Reduction& reduction) {
+  switch (in_out[0].dtype) {
+    case DType::kUInt8: local::Reduce<uint8_t>(in_out, reduction); return Status::OK();
+    case DType::kInt8: local::Reduce<int8_t>(in_out, reduction); return Status::OK();
+    case DType::kInt16: local::Reduce<int16_t>(in_out, reduction); return Status::OK();
+    case DType::kInt32: local::Reduce<int32_t>(in_out, reduction); return Status::OK();
+    case DType::kInt64: local::Reduce<int64_t>(in_out, reduction); return Status::OK();
+    case DType::kFloat16: local::Reduce<local::Half>(in_out, reduction); return Status::OK();
+    case DType::kFloat32: local::Reduce<float>(in_out, reduction); return Status::OK();
+    case DType::kFloat64: local::Reduce<double>(in_out, reduction); return Status::OK();
+    default: return Status::InvalidArgument(name + ": Horovod cannot send " + Name(in_out[0].dtype) + ".");
+  }
+}
+
+}  // namespace poseidon
