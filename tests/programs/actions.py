@@ -163,15 +163,15 @@ class Backward(Action):
             if self.how == "asked before":
                 machine.seen += [g for g in torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True) if g is not None]
             if self.how == "retained":
-                loss.backward(retain_graph=True)
-            loss.backward()
+                machine.backward(loss, retain_graph=True)
+            machine.backward(loss)
         elif self.how == "by terms":
-            terms[0].backward(retain_graph=True)
-            terms[1].backward()
+            machine.backward(terms[0], retain_graph=True)
+            machine.backward(terms[1])
         elif self.how in ("in halves", "half"):
-            loss.backward(inputs=wanted[::2], retain_graph=True)
+            machine.backward(loss, inputs=wanted[::2], retain_graph=True)
             if self.how == "in halves" and wanted[1::2]:
-                loss.backward(inputs=wanted[1::2])
+                machine.backward(loss, inputs=wanted[1::2])
         elif self.how == "by hand":
             for p, grad in zip(wanted, torch.autograd.grad(loss, wanted, allow_unused=True)):
                 if grad is not None:
@@ -198,14 +198,14 @@ class FailedBackward(Action):
         again = True
         if _is_one_of(machine, self.ranks):
             try:
-                sum(machine.forward(rows, trap=self.trap)).backward()
+                machine.backward(sum(machine.forward(rows, trap=self.trap)))
             except TrapSprung:
                 pass
             else:
                 raise AssertionError("the trap was not sprung")
             again = self.then == "repeat"
         if again:
-            sum(machine.forward(rows)).backward()
+            machine.backward(sum(machine.forward(rows)))
         machine.forwards += 1
         yield from machine.after_backward()
 
@@ -370,7 +370,7 @@ class StepWithClosure(Action):
         def closure():
             machine.optimizer.zero_grad()
             loss = sum(machine.forward(self.rows[machine.rank]))
-            loss.backward()
+            machine.backward(loss)
             machine.forwards += 1
             return loss
 

@@ -6,7 +6,7 @@ the name of the point at which ``reference`` averages over ranks.
 
 import dataclasses
 from contextlib import nullcontext
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
 import torch
 from torch import Tensor
@@ -63,6 +63,9 @@ class Machine:
         moment = Moment(self.rank, self.step_index, trap, self.on_output)
         return losses(self.net, batch(self.rank, self.step_index, self.forwards, rows), moment)
 
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        loss.backward(**options)
+
     def trainable(self) -> List[str]:
         return [name for name, p in self.params.items() if p.requires_grad]
 
@@ -117,6 +120,7 @@ class ReferenceRank(Machine):
 
     def __init__(self, program: Program, rank: int) -> None:
         self.arrived: Dict[str, int] = {}
+        self.met: Optional[Set[str]] = None  # what was complete when the first gradient was
         super().__init__(program, rank, torch.float64)
 
     def wrap(self, base):
@@ -136,6 +140,12 @@ class ReferenceRank(Machine):
 
     def _count(self, name: str) -> None:
         self.arrived[name] += 1
+
+    def backward(self, loss, **options):
+        super().backward(loss, **options)
+        complete = {name for name, count in self.arrived.items() if count >= self.program.settings.passes}
+        if self.met is None and complete:
+            self.met = complete
 
     def after_backward(self):
         yield "backward"

@@ -44,7 +44,8 @@ class Reference:
     def _may_come_before(self, action: a.Action) -> bool:
         if isinstance(action, a.Hook) and action.kind in a.TENSOR_HOOKS:
             return True
-        return isinstance(action, a.Freeze)
+        head = "front.weight" if self.program.model.tied_head else "head"
+        return isinstance(action, a.Freeze) and not action.param.startswith(head)
 
     def run(self) -> Expected:
         must_end = False

@@ -10,7 +10,7 @@ user does afterwards acts on that as in one process; replicas stay bitwise equal
 
 import dataclasses
 import re
-from typing import Callable, Dict, List, Optional, Tuple, Type, Union
+from typing import Callable, Dict, List, Optional, Set, Tuple, Type, Union
 
 import torch
 
@@ -51,6 +51,9 @@ EXCLUDED = {
     "frozen": "a parameter that is frozen later keeps backward() from reducing until a new plan",
     "unfrozen": "in the first step after a parameter was unfrozen its gradient is reduced in synchronize() only",
     "converted": "in the first step after the model was converted gradients are reduced in synchronize() only",
+    "passes": "rows of the first of several passes are lost",
+    "sparse": "in the first step a sparse gradient is reduced in synchronize() only",
+    "recomputed": "a hook that is set between forward and backward makes checkpoints' recomputation fail",
 }
 Verdict = Union[Runs, Left, Refused]
 
@@ -63,6 +66,7 @@ class State:
         self.passes = program.settings.passes
         # That have wanted a gradient when gradients were synchronized, or when the optimizer was wrapped.
         self.active = set(ranks[0].trainable())
+        self.planned = False  # before, ranks know what they have told each other when the first gradient was complete
         self.settled = set(ranks[0].trainable())  # and all ranks have completed them in backward in every step so far
         self.reduced = False  # backward() has reduced this step's gradients
         self.synchronized = False  # synchronize() has, and step() has not been called since
@@ -85,7 +89,7 @@ class State:
 
     def perhaps_reduced(self) -> bool:
         """backward() may have reduced what ranks know of each other that all complete it; a new plan may have told them that."""
-        known = [] if self.unclear or self.unclear_in_this_step else [n for n in self.ranks[0].trainable() if n in self.settled]
+        known = [] if self.unclear or self.unclear_in_this_step else self.known() & set(self.ranks[0].trainable())
         return (self.program.settings.reduce_in == "backward" and not self.reduced and self.any_touched()
                 and all(rank.arrived[name] == self.passes for rank in self.ranks for name in known))
 
@@ -111,7 +115,14 @@ class State:
     def reduced_in_backward(self) -> bool:
         """When all that is wanted is complete on all ranks, and ranks know that of each other."""
         wanted = set(self.ranks[0].trainable())
-        return not (self.unclear or self.unclear_in_this_step) and self.complete() and wanted <= self.settled
+        return not (self.unclear or self.unclear_in_this_step) and self.complete() and wanted <= self.known()
+
+    def known(self) -> Set[str]:
+        """Of which all ranks know that all complete them in backward."""
+        if self.planned:
+            return self.settled
+        met = [rank.met for rank in self.ranks]
+        return set() if None in met else set.intersection(*met) - (self.sparse if "sparse" in EXCLUDED else set())
 
     def restart(self) -> None:
         """The next gradients are those of a new step."""
@@ -121,8 +132,11 @@ class State:
 
     def note_end_of_step(self) -> None:
         if not self.reduced:  # else all were complete
+            if self.unclear_in_this_step:  # no hooks, so ranks know nothing of each other
+                self.settled.clear()
             self.unclear_in_this_step = False
             self.settled = {name for name in self.settled if all(rank.arrived[name] >= self.passes for rank in self.ranks)}
+        self.planned = True
 
 
 Rule = Callable[[State, a.Action], Verdict]
@@ -208,6 +222,8 @@ NO_ROWS = Left("PyTorch refuses batches without rows in one of the layers")
 
 @_rule(a.Forward)
 def _forward(state, action):
+    if "passes" in EXCLUDED and state.any_touched() and state.passes > 1 and state.program.settings.policy != "allreduce":
+        return Left(EXCLUDED["passes"])
     return RUNS if _rows_fit(state, action.rows) else NO_ROWS
 
 
@@ -299,13 +315,26 @@ def _convert(state, action):
 def _hook(state, action):
     if action.number in state.ranks[0].handles:
         return Left("the number is taken")
-    if action.kind in a.TENSOR_HOOKS:
-        p = state.ranks[0].params[action.on]
-        if not p.requires_grad:
-            return Left("PyTorch takes no hooks for tensors that need no gradient")
-        if action.kind.startswith("post accumulate") and state.sparse & {action.on}:
-            return Left("scaling a sparse gradient in a hook is Change's business")
-        return RUNS
+    return _hook_of(state, action) if action.kind in a.TENSOR_HOOKS else _hook_of_layer(state, action)
+
+
+def _between_forward_and_backward(state):
+    checkpoints = any(layer.kind in ("checkpointed", "checkpointed twice", "reentrant") for layer in state.program.model.layers)
+    return "recomputed" in EXCLUDED and checkpoints and bool(state.ranks[0].terms)
+
+
+def _hook_of(state, action):
+    if _between_forward_and_backward(state):
+        return Left(EXCLUDED["recomputed"])
+    p = state.ranks[0].params[action.on]
+    if not p.requires_grad:
+        return Left("PyTorch takes no hooks for tensors that need no gradient")
+    if action.kind.startswith("post accumulate") and state.sparse & {action.on}:
+        return Left("scaling a sparse gradient in a hook is Change's business")
+    return RUNS
+
+
+def _hook_of_layer(state, action):
     layers = state.program.model.layers
     if action.on >= len(layers):
         return Left("no such layer")
@@ -322,7 +351,9 @@ def _hook(state, action):
 
 @_rule(a.Unhook)
 def _unhook(state, action):
-    return RUNS if action.number in state.ranks[0].handles else Left("there is no such hook")
+    if action.number not in state.ranks[0].handles:
+        return Left("there is no such hook")
+    return Left(EXCLUDED["recomputed"]) if _between_forward_and_backward(state) else RUNS
 
 
 # ---- Ends of steps
