@@ -382,6 +382,7 @@ class EndStep(Action):
     """Later data and uses of layers are those of the next step."""
 
     def do(self, machine):
+        machine.terms = []
         machine.step_index += 1
         machine.forwards = 0
 

@@ -12,7 +12,7 @@ import torch
 from . import actions as a
 from .machine import Look, ReferenceRank
 from .program import Program
-from .rules import Left, Refused, State, after_backward, judge
+from .rules import Left, Refused, State, admit, after_backward, judge
 
 
 @dataclasses.dataclass
@@ -30,26 +30,20 @@ class Expected:
 
 class Reference:
     def __init__(self, program: Program) -> None:
-        self.program = program
-        self.settings = program.settings
-        before = tuple(action for action in program.before if self._may_come_before(action))
-        self.program = dataclasses.replace(program, before=before)
+        self.program = admit(program)
+        self.settings = self.program.settings
         self.ranks = [ReferenceRank(self.program, rank) for rank in range(program.ranks)]
-        self.state = State(program, self.ranks)
+        self.state = State(self.program, self.ranks)
         self.kept: List[a.Action] = []
         self.refusals: List[Refused] = []
         self.left: Dict[str, int] = {}
         self._look: Optional[str] = None
 
-    def _may_come_before(self, action: a.Action) -> bool:
-        if isinstance(action, a.Hook) and action.kind in a.TENSOR_HOOKS:
-            return True
-        head = "front.weight" if self.program.model.tied_head else "head"
-        return isinstance(action, a.Freeze) and not action.param.startswith(head)
-
     def run(self) -> Expected:
         must_end = False
         for action in self.program.actions:
+            if isinstance(action, a.EndStep) and self.state.uneven():
+                action = a.Step()
             verdict = judge(self.state, action)
             if isinstance(verdict, Left):
                 self.left[verdict.reason] = self.left.get(verdict.reason, 0) + 1

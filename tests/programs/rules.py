@@ -9,6 +9,7 @@ user does afterwards acts on that as in one process; replicas stay bitwise equal
 """
 
 import dataclasses
+import functools
 import re
 from typing import Callable, Dict, List, Optional, Set, Tuple, Type, Union
 
@@ -93,6 +94,11 @@ class State:
         return (self.program.settings.reduce_in == "backward" and not self.reduced and self.any_touched()
                 and all(rank.arrived[name] == self.passes for rank in self.ranks for name in known))
 
+    def uneven(self) -> bool:
+        """A gradient is complete on some ranks, and not on others."""
+        return not self.reduced and any(
+            len({rank.arrived[name] >= self.passes for rank in self.ranks}) > 1 for name in self.ranks[0].params)
+
     def in_flight(self, name: str) -> bool:
         """Complete on some rank, and not reduced."""
         return not self.reduced and any(rank.arrived[name] >= self.passes for rank in self.ranks)
@@ -139,6 +145,28 @@ class State:
         self.planned = True
 
 
+def admit(program: Program) -> Program:
+    """The program as it may begin."""
+    settings = program.settings
+    if "passes" in EXCLUDED and settings.policy != "allreduce":
+        settings = dataclasses.replace(settings, passes=1)
+    return dataclasses.replace(program, settings=settings, before=tuple(filter(functools.partial(_may_come_before, program), program.before)))
+
+
+def _may_come_before(program: Program, action: a.Action) -> bool:
+    if isinstance(action, a.Hook):
+        return action.kind in a.TENSOR_HOOKS and not (state_free_sparse(program, action))
+    return isinstance(action, a.Freeze) and not _is_head(program, action.param)
+
+
+def state_free_sparse(program, action):
+    return action.kind.startswith("post accumulate") and action.on in sparse_parameters(program.model)
+
+
+def _is_head(program: Program, name: str) -> bool:
+    return name.startswith("head") or (name == "front.weight" and program.model.tied_head)
+
+
 Rule = Callable[[State, a.Action], Verdict]
 _RULES: Dict[Type[a.Action], Rule] = {}
 
@@ -165,11 +193,16 @@ SOME_RANKS = Left("replicas would differ, as the program asks: what is done to r
 NOTHING_THERE = Left("there is no gradient on some rank, or a sparse one, for which the operation does not exist")
 
 
+UNEVEN = Left("some ranks may wait in backward() for what others send in synchronize(), so synchronize() must be next")
+
+
 # ---- Gradients
 
 
 @_rule(a.Zero)
 def _zero(state, action):
+    if state.uneven():
+        return UNEVEN
     open_on = tuple(rank for rank in _all_ranks(state) if state.touched(rank))
     if action.how.startswith("optimizer"):
         if open_on and not state.reduced:
@@ -222,8 +255,6 @@ NO_ROWS = Left("PyTorch refuses batches without rows in one of the layers")
 
 @_rule(a.Forward)
 def _forward(state, action):
-    if "passes" in EXCLUDED and state.any_touched() and state.passes > 1 and state.program.settings.policy != "allreduce":
-        return Left(EXCLUDED["passes"])
     return RUNS if _rows_fit(state, action.rows) else NO_ROWS
 
 
@@ -233,6 +264,8 @@ def _reentrant(state):
 
 def _before_backward(state) -> Optional[Verdict]:
     """Gradients that backward() has reduced, and neither step() nor the optimizer's zero_grad() since."""
+    if state.uneven():
+        return UNEVEN
     if not state.reduced:
         return None
     there = [grad is not None for rank in state.ranks for grad in (rank.params[name].grad for name in rank.trainable())]
@@ -265,6 +298,8 @@ def _failed_backward(state, action):
         return NO_ROWS
     if state.reduced:
         return Left("covered by Backward")
+    if state.uneven():
+        return UNEVEN
     return RUNS
 
 
@@ -285,7 +320,7 @@ def _freeze(state, action):
     if state.any_touched() or state.ranks[0].terms:
         return Left("in the middle of a step")
     name = action.param
-    if action.frozen and (name.startswith("head") or (name == "front.weight" and state.program.model.tied_head)):
+    if action.frozen and _is_head(state.program, name):
         return Left("something must be left to learn")
     if not action.frozen and not state.ranks[0].params[name].is_leaf:
         return Left("no parameter")
@@ -303,6 +338,8 @@ def _weigh(state, action):
 def _convert(state, action):
     if state.any_touched() or state.ranks[0].terms or state.synchronized:
         return Left("in the middle of a step")
+    if state.program.settings.optimizer == "adam":
+        return Left("Adam's state keeps its type")
     if any("accumulator" in kind for kind in state.hook_kinds()):
         return Left("PyTorch makes new gradient accumulators, without their hooks")
     return RUNS
@@ -383,4 +420,6 @@ def _closure(state, action):
         return IN_FLIGHT
     if state.passes != 1:
         return Left("the closure is one pass")
+    if state.uneven():
+        return UNEVEN
     return _synchronize(state, action)
