@@ -117,6 +117,7 @@ bool FactoredLayer::Accepts(at::ScalarType type) const {
 }
 
 void FactoredLayer::EndPass(int walk) {
+  if (closed_) return;  // sent before its last pass had ended
   KeepWalk(walk);
   if (!several_passes_) return;
   // Between passes .grad is the only place where a user can throw the step's gradient away. So it must exist, and from its identity and
@@ -227,6 +228,7 @@ void FactoredLayer::ChooseResult(Target& t, bool* has_extra) {
 Status FactoredLayer::PrepareMessage(bool reached, Buffer* message, uint32_t* flags, double* pack_seconds) {
   return Catching(std::string("Cannot send the ") + parts_text() + " of " + name_, [&] {
     const Clock::time_point begin = Clock::now();
+    closed_ = true;
     DropUnfinished();
     DropRowsTheUserDiscarded();
     NoteSent();
@@ -265,7 +267,7 @@ Status FactoredLayer::MakeDense() {
     }
     ForgetRows();
     pack_seconds_ = 0;
-    several_passes_ = false;
+    several_passes_ = closed_ = false;
     return Status::OK();
   });
 }
@@ -281,7 +283,7 @@ Status FactoredLayer::FinishStep() {
     t.known = nullptr;
   }
   ForgetRows();
-  several_passes_ = false;
+  several_passes_ = closed_ = false;
   return status;
 }
 
@@ -293,7 +295,7 @@ Status FactoredLayer::TakeResult(Target& t) {
 void FactoredLayer::DropStep() {
   ForgetRows();
   pack_seconds_ = 0;
-  several_passes_ = false;
+  several_passes_ = closed_ = false;
   message_ = gathered_storage_ = gathered_ = at::Tensor();
   for (Target& t : targets_) {
     t.result = t.local = t.wire = t.buffer = at::Tensor();

@@ -199,6 +199,7 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   int walk_ = -1;       // the last in which a node has run
   int nodes_run_ = 0;   // in it
   bool several_passes_ = false;
+  bool closed_ = false;  // this step's message is on its way
   at::Tensor gathered_storage_;  // kept from step to step
 };
 
