@@ -1,8 +1,8 @@
 """Ranks as threads of one process: the wrapper, sessions and engines of the product over a transport between threads.
 
     def main(rank):
-        with seeded(7):
-            model = torch.nn.Linear(12, 5)
+        torch.manual_seed(7)
+        model = torch.nn.Linear(12, 5)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), policy="sfb")
         model(rank.random(0, 8, 12).float()).sum().backward()
         optimizer.step()
@@ -11,30 +11,34 @@
     with World(4) as world:
         world.run(main)
 
-Milliseconds instead of the seconds that ``horovodrun`` takes. What belongs to a process is shared: see ``seeding`` and
-``thread_warnings``. Horovod is not initialized; ``rank.horovod`` has its constants and the collectives that ``local_horovod`` makes.
+Milliseconds instead of the seconds that ``horovodrun`` takes. Random numbers (``seeding``) and warnings (``thread_warnings``) are each
+rank's own; everything else that a process has, such as its environment, is shared. Horovod is not initialized; ``rank.horovod`` has its
+constants and the collectives that ``local_horovod`` makes.
 """
 
 import ctypes
+import gc
 import itertools
+import os
 import sys
 import threading
 import time
 import traceback
 from collections import defaultdict
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence
 from unittest import mock
 
 import torch
 
+from horovod.torch.mpi_ops import Average, Max, Min, Product, Sum
 from poseidon_hvd import _runtime
 
 from .local_horovod import LocalHorovod, RankSet
 from .meeting import Broken, Meeting
 from .native import local_world
-from .ranks import SUBSET, Rank
-from .seeding import refuse_unlocked_seed
+from .ranks import DEFAULT_SEED, SUBSET, Rank
+from .seeding import own_generator, random_by_thread
 from .thread_warnings import warnings_by_thread
 
 # For the other ranks to end by themselves after one has failed: their own exceptions say more than "stopped".
@@ -56,6 +60,50 @@ class RanksFailed(AssertionError):
     def __init__(self, text: str, errors: Dict[int, str], kinds: Dict[int, str]) -> None:
         super().__init__(text)
         self.errors, self.kinds = errors, kinds
+
+
+@contextmanager
+def _process_state_kept() -> Iterator[None]:
+    """One thread for each rank's products. A change of what belongs to the process would reach all ranks, and later runs."""
+    def state() -> Dict[str, Any]:
+        return {"anomaly mode": torch.is_anomaly_enabled(), "default dtype": torch.get_default_dtype(), "threads": torch.get_num_threads(),
+                "deterministic algorithms": torch.are_deterministic_algorithms_enabled(), "environment": dict(os.environ)}
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    before = state()
+    try:
+        yield
+    finally:
+        after = state()
+        torch.set_num_threads(threads)
+    changed = [name for name in before if before[name] != after[name]]
+    assert not changed, f"ranks that are threads changed the process's {', '.join(changed)}: that needs real ranks, @case(real=...)"
+
+
+@contextmanager
+def _garbage_collected_when_asked() -> Iterator[None]:
+    """Else one rank's thread would end another's sessions, and ``gc.collect()`` does nothing while another thread is in it.
+
+    What was there before is left out: looking at all of PyTorch takes longer than a case.
+    """
+    lock = threading.Lock()
+    collect = gc.collect
+
+    def collect_alone(*arguments):
+        with lock:
+            return collect(*arguments)
+
+    enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()
+    try:
+        with mock.patch.object(gc, "collect", collect_alone):
+            yield
+    finally:
+        gc.unfreeze()
+        if enabled:
+            gc.enable()
 
 
 class _RankWorld(_runtime.World):
@@ -99,6 +147,7 @@ class _Thread:
 
     def _run(self) -> None:
         try:
+            own_generator(DEFAULT_SEED)
             with _runtime.use_world(self._world):
                 self.result = self._main(self._rank)
         except BaseException as error:  # SystemExit, KeyboardInterrupt: also a failure
@@ -125,10 +174,13 @@ class World:
         size: how many ranks.
         max_delay: seconds; each operation waits a random time of at most so long before it is executed.
         seed: of these times.
+        measured: how dense gradients are put together is measured, as by default. It takes most of a second in each optimizer's first step;
+            without it ``dense`` is ``"lazy"`` where nothing else is said.
     """
 
-    def __init__(self, size: int, *, max_delay: float = 0.0, seed: int = 1) -> None:
+    def __init__(self, size: int, *, max_delay: float = 0.0, seed: int = 1, measured: bool = False) -> None:
         self.size = size
+        self._environment = {} if measured or "POSEIDON_DENSE" in os.environ else {"POSEIDON_DENSE": "lazy"}
         self.runs = 0
         self.native = local_world().World(size=size, max_delay_seconds=max_delay, seed=seed)
         self._broken: Optional[str] = None
@@ -196,8 +248,11 @@ class World:
             subset = horovod.ProcessSet(SUBSET) if self.size > max(SUBSET) else None
             threads.append(_Thread(ThreadRank(horovod, rank, self.size, subset), _RankWorld(self, rank, horovod), main, end))
         with ExitStack() as stack:
+            stack.enter_context(_process_state_kept())
+            stack.enter_context(_garbage_collected_when_asked())
+            stack.enter_context(mock.patch.dict(os.environ, self._environment))
+            stack.enter_context(random_by_thread())
             stack.enter_context(warnings_by_thread())
-            stack.enter_context(mock.patch.object(torch, "manual_seed", refuse_unlocked_seed))
             for each in threads:
                 each.thread.start()
             reason = self._watch(threads, ended, time.monotonic() + seconds, seconds)
@@ -284,12 +339,15 @@ class World:
 
 
 class ThreadRank(Rank):
-    """A rank that is a thread."""
+    """A rank that is a thread. What the harness itself exchanges does not pass through the transport under test."""
 
     horovod: LocalHorovod
-
-    def begin_case(self) -> None:
-        pass  # the process's random state is nobody's here
+    is_thread = True
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.cat(self.horovod.exchange(tensor.detach()))
+
+    def reduce(self, tensor: torch.Tensor, op=None, process_set=None) -> torch.Tensor:
+        everyones = torch.stack(self.horovod.exchange(tensor.detach(), process_set))
+        reductions = {Average: torch.mean, Sum: torch.sum, Min: torch.amin, Max: torch.amax, Product: torch.prod}
+        return reductions[Average if op is None else op](everyones, dim=0)

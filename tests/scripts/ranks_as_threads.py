@@ -5,13 +5,12 @@ import time
 import torch
 
 import poseidon_hvd as hvd
-from harness.seeding import seeded
 from harness.world import World
 
 
 def main(rank):
-    with seeded(7):
-        model = torch.nn.Sequential(torch.nn.Linear(12, 32), torch.nn.ReLU(), torch.nn.Linear(32, 5))
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(12, 32), torch.nn.ReLU(), torch.nn.Linear(32, 5))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), policy="sfb")
     for step in range(4):
         optimizer.zero_grad()
