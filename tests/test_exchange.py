@@ -1,4 +1,4 @@
-"""Every case of ``cases/`` on ranks that are threads, and those that need real ranks on 2 and on 4 of them, in one launch each."""
+"""Every case of ``cases/``: on ranks that are threads, or on 2 and 4 real ones, which it shares with others."""
 
 import pytest
 
@@ -8,7 +8,8 @@ from harness.world import World
 
 def _parametrized(kind):
     chosen = selection(kind)
-    return pytest.mark.parametrize(("ranks", "case"), chosen, ids=[f"{ranks}-{case.replace('.', '-', 1)}" for ranks, case in chosen])
+    ids = [f"{ranks}-{case.replace('.', '-', 1)}" for ranks, case in chosen]
+    return pytest.mark.parametrize(("ranks", "case"), chosen, ids=ids)
 
 
 @_parametrized("threads")

@@ -1,4 +1,4 @@
-// What an allreduce of csrc/tests/local_transport.h computes: in the order of ranks, so that all ranks get the same bits.
+// What an allreduce of local_transport.h computes: in the order of ranks, so that all ranks get the same bits.
 #pragma once
 
 #include <cstdint>

@@ -321,7 +321,7 @@ def errors_name_the_slice(rank):
     loss = loss_of(model(rank.random(2, 6, 12).float()))
     loss.backward(retain_graph=True)
     expect_error(rank, AssertionError, ["backward_passes_per_step"], lambda: loss.backward())
-    optimizer.load_state_dict(optimizer.state_dict())  # forgets the step, whose gradients have changed while they were reduced
+    optimizer.load_state_dict(optimizer.state_dict())  # forgets the step: its gradients changed while they were reduced
     step_of(rank, model, optimizer, 3)
     rank.assert_same_everywhere(model.parameters(), "parameters")
 

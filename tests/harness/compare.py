@@ -2,8 +2,8 @@
 
 The measure is the project's: the relative error against the float64 mean over ranks of the local gradients is at most twice that
 of plain Horovod. Where both are within a few units of rounding, which of the two is larger is chance, so errors below
-``FLOOR`` of the parameter's dtype pass. Ranks that are threads have no plain Horovod. There the local gradients that autograd makes in the
-model's dtype take its place, averaged without rounding.
+``FLOOR`` of the parameter's dtype pass. Ranks that are threads have no plain Horovod. There the local gradients that
+autograd makes in the model's dtype take its place, averaged without rounding.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ import poseidon_hvd as hvd
 
 from .ranks import Rank
 
-# On up to 4 ranks, whose rows add up in one product. 8 units of rounding (1e-6 in float32); 1 for the 16-bit types, where the last rounding to
-# the gradient's dtype dominates.
+# On up to 4 ranks, whose rows add up in one product. 8 units of rounding (1e-6 in float32); 1 for the 16-bit types,
+# where the last rounding to the gradient's dtype dominates.
 FLOOR = {
     torch.float64: 8 * torch.finfo(torch.float64).eps,
     torch.float32: 8 * torch.finfo(torch.float32).eps,
@@ -153,11 +153,12 @@ class Run3:
             if rank.is_thread:
                 self.plain_optimizer = _MeanOptimizer(rank, base, **given)
             else:
-                self.plain_optimizer = rank.horovod.DistributedOptimizer(base, named_parameters=names(self.plain_model), **given)
+                named = names(self.plain_model)
+                self.plain_optimizer = rank.horovod.DistributedOptimizer(base, named_parameters=named, **given)
 
     def _context(self, kind: str, index: int) -> Step:
         dtype = torch.float64 if kind == "reference" else self.dtype
-        optimizer = {"reference": None, "plain": None, "horovod": self.plain_optimizer, "poseidon": self.optimizer}[kind]
+        optimizer = {"horovod": self.plain_optimizer, "poseidon": self.optimizer}.get(kind)
         return Step(self.rank, index, kind, dtype, self.dtype, optimizer)
 
     def _take_over(self, model: torch.nn.Module) -> None:
@@ -283,8 +284,8 @@ Script = Callable[[Wrap, Step], Sequence[Tuple[str, torch.Tensor]]]
 class _MeanOptimizer:
     """What a distributed optimizer is to do, in the plainest way: mean over ranks at ``synchronize()``, then the base step."""
 
-    def __init__(self, rank: Rank, base: torch.optim.Optimizer, named_parameters=None, *, op=None, compression=hvd.Compression.none,
-                 process_set=None, **unused) -> None:
+    def __init__(self, rank: Rank, base: torch.optim.Optimizer, named_parameters=None, *, op=None,
+                 compression=hvd.Compression.none, process_set=None, **unused) -> None:
         self.rank, self.base, self.op, self.compression, self.process_set = rank, base, op, compression, process_set
         self._skip = False
 
@@ -301,7 +302,8 @@ class _MeanOptimizer:
             for p in group["params"]:
                 if not p.requires_grad:
                     continue
-                sent, context = self.compression.compress(torch.zeros_like(p).detach() if p.grad is None else dense(p.grad))
+                grad = torch.zeros_like(p).detach() if p.grad is None else dense(p.grad)
+                sent, context = self.compression.compress(grad)
                 mean = self.rank.reduce(sent.double(), op=self.op, process_set=self.process_set).to(sent.dtype)
                 p.grad = self.compression.decompress(mean, context)
 
@@ -339,7 +341,10 @@ def trajectories(rank: Rank, script: Script, *, horovod: bool = True, floor: flo
     def mean_optimizer(*args, **kw):
         return _MeanOptimizer(rank, *args, **kw)
 
-    reference = results("reference", torch.float64, lambda *args, **kw: mean_optimizer(*args, **{**kw, "compression": hvd.Compression.none}))
+    def exact_optimizer(*args, **kw):
+        return mean_optimizer(*args, **{**kw, "compression": hvd.Compression.none})
+
+    reference = results("reference", torch.float64, exact_optimizer)
     plain = {}
     if horovod:
         with warnings.catch_warnings():

@@ -8,8 +8,12 @@ MODULES = ("linear", "extra", "passes", "unused", "graphs", "precision", "sparse
            "tricks", "lifecycle", "training", "planning", "dense", "joining", "reduction_hooks", "weighing", "compatibility")
 # Numbers of ranks that are threads; fewer where cases measure or train for long.
 _THREADS = (2, 3, 4, 8)
-_FEWER_THREADS = {"dense": (2, 4), "planning": (2, 4), **dict.fromkeys(("precision", "tricks", "training", "lifecycle"), (2, 3, 4))}
-# For ``@case(**BOTH)``: one of each kind of message and reduction is measured against plain Horovod too, over its real transport.
+_FEWER_THREADS = {
+    **dict.fromkeys(("dense", "planning"), (2, 4)),
+    **dict.fromkeys(("precision", "tricks", "training", "lifecycle"), (2, 3, 4)),
+}
+# For ``@case(**BOTH)``: some of each kind of message and reduction are measured against plain Horovod too, over its
+# real transport.
 BOTH = {"real": "measured against plain Horovod", "threads": True}
 
 
@@ -27,13 +31,14 @@ class Case:
 _registered: Dict[str, Dict[str, Case]] = {}
 
 
-def case(function=None, *, real: Optional[str] = None, threads: Union[None, bool, Sequence[int]] = None, ranks: Sequence[int] = (2, 4),
-         measured: bool = False, seconds: float = 60):
+def case(function=None, *, real: Optional[str] = None, threads: Union[None, bool, Sequence[int]] = None,
+         ranks: Sequence[int] = (2, 4), measured: bool = False, seconds: float = 60):
     """Registers a test function. It gets the ``harness.ranks.Rank`` that it runs on.
 
     Args:
         real: why it needs real ranks. Without a reason it runs on threads alone.
-        threads: on so many ranks that are threads; True: on as many as others of the module. Default: True, and with ``real`` none.
+        threads: on so many ranks that are threads; True: on as many as others of the module. Default: True, but none
+            with ``real``.
         ranks: numbers of real ranks.
         measured: see ``harness.world.World``.
         seconds: how long it may take.
@@ -45,7 +50,9 @@ def case(function=None, *, real: Optional[str] = None, threads: Union[None, bool
         numbers = threads
         if threads is None or threads is True:
             numbers = () if real and threads is None else _FEWER_THREADS.get(module, _THREADS)
-        cases[function.__name__] = Case(function.__name__, function, tuple(numbers), tuple(ranks) if real else (), real, measured, seconds)
+        cases[function.__name__] = Case(name=function.__name__, run=function, threads=tuple(numbers),
+                                        ranks=tuple(ranks) if real else (), real=real, measured=measured,
+                                        seconds=seconds)
         return function
 
     return register if function is None else register(function)

@@ -1,4 +1,4 @@
-"""Random numbers by thread: what one rank draws does not depend on what others draw. PyTorch's default generator belongs to the process."""
+"""Random numbers by thread: what a rank draws does not depend on others. PyTorch's generator belongs to the process."""
 
 import functools
 import threading
@@ -9,10 +9,12 @@ from unittest import mock
 import torch
 
 # Of functions that take a generator.
-_METHODS = ("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_", "multinomial")
+_METHODS = ("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial", "normal_", "random_",
+            "uniform_")
 _FUNCTIONS = ("bernoulli", "multinomial", "normal", "rand", "randint", "randn", "randperm")
 # Of functions that always take the default one.
-_NN_FUNCTIONS = ("alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout", "gumbel_softmax", "rrelu")
+_NN_FUNCTIONS = ("alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout",
+                 "gumbel_softmax", "rrelu")
 _LIKE = ("rand_like", "randint_like", "randn_like")
 
 _own = threading.local()
@@ -101,5 +103,5 @@ def random_by_thread() -> Iterator[None]:
             replace(where, "set_rng_state", lambda original: _of_generator("set_state", original))
         yield
     assert torch.equal(torch.default_generator.get_state(), before), (
-        "a rank that is a thread drew random numbers from PyTorch's default generator, which all ranks share. Draw with a generator, or add "
-        "the function that drew to harness/seeding.py.")
+        "a rank that is a thread drew random numbers from PyTorch's default generator, which all ranks share. Draw with "
+        "a generator, or add the function that drew to harness/seeding.py.")
