@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cases.linear import loss_of, mlp
 from harness.compare import dense, expect_error, relative_error, schemes_of, sgd
-from harness.registry import case
+from harness.registry import JOIN, case
 
 import poseidon_hvd as hvd
 
@@ -92,7 +92,7 @@ def objects_and_parameters(rank):
     rank.assert_same_everywhere(model.parameters(), "parameters")
 
 
-@case(real=HOROVOD, ranks=(2,))
+@case(real=JOIN, ranks=(2,))
 def join_as_a_barrier(rank):
     """All ranks join after the same number of steps and train on, with factors too."""
     for model, optimizer in pair(rank):
@@ -101,7 +101,7 @@ def join_as_a_barrier(rank):
         steps(rank, model, optimizer, first=3)
 
 
-@case(real=HOROVOD, ranks=(2,))
+@case(real=JOIN, ranks=(2,))
 def join_with_uneven_steps(rank):
     """Rank 1 has two batches less. Horovod's join covers allreduce only, so factors are switched off."""
     results = []

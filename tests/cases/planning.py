@@ -11,7 +11,7 @@ from torch.nn import Linear, ReLU, Sequential
 
 from cases.linear import loss_of, mlp, train
 from harness.compare import check, reasons_of, schemes_of, sgd
-from harness.registry import BOTH, case
+from harness.registry import BOTH, JOIN, case
 
 import poseidon_hvd as hvd
 
@@ -255,7 +255,7 @@ def ids_change_for_good(rank):
     assert seen[1:9] == ["row-sparse"] * 8 and seen[9:19] == ["allreduce"] * 10 and seen[19:] == ["row-sparse"] * 2, seen
 
 
-@case(real="hvd.join()", seconds=120)
+@case(real=JOIN, seconds=120)
 def ranks_that_have_joined_put_a_plan_off(rank):
     """Uneven steps with everything dense: works as in Horovod, also where a plan would be due (steps 3 and 8)."""
     torch.manual_seed(7)

@@ -7,7 +7,7 @@ from cases.embedding import GATHERED, Words, plain_sgd
 from cases.linear import loss_of, mlp, train
 from cases.passes import several
 from harness.compare import check, schemes_of, sgd
-from harness.registry import BOTH, case
+from harness.registry import BOTH, PROCESS_SET, case
 
 import poseidon_hvd as hvd
 
@@ -332,13 +332,13 @@ def groups_and_passes(rank):
     check(rank, mlp, several(3), expect={"*": "allreduce"}, groups=1, backward_passes_per_step=3)
 
 
-@case(threads=(4, 8), real="a process set", ranks=(4,))
+@case(threads=(4, 8), real=PROCESS_SET, ranks=(4,))
 def process_set_of_two(rank):
     """Ranks 1 and 3 train together, the others alone."""
     check(rank, mlp, train(lambda t: (3 + rank.rank, 12)), expect={"*": "sfb"}, process_set=rank.subset)
 
 
-@case(threads=(4, 8), real="a process set", ranks=(4,))
+@case(threads=(4, 8), real=PROCESS_SET, ranks=(4,))
 def process_set_dense_and_extra(rank):
     def run(m, t):
         loss = loss_of(m(t.x(6, 12)))
@@ -351,7 +351,7 @@ def process_set_dense_and_extra(rank):
           warns=["its gradient came from elsewhere"] if rank.subset.included() else [])
 
 
-@case(threads=(4, 8), real="a process set", ranks=(4,))
+@case(threads=(4, 8), real=PROCESS_SET, ranks=(4,))
 def process_set_beside_the_global_one(rank):
     """Two optimizers over different sets in one step: their collectives interleave."""
     torch.manual_seed(7)
