@@ -33,6 +33,7 @@ test-core: $(STAMPS)/requirements ## core tests only
 	$(call core_tests,build/core,-DCMAKE_BUILD_TYPE=RelWithDebInfo)
 
 test-python: build ## Python tests only; PYTEST_ARGS are passed on
+	cd tests && $(BIN)/python -m harness.native
 	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
 
 test-sanitizers: $(STAMPS)/requirements ## core tests under ThreadSanitizer, then AddressSanitizer and UBSan

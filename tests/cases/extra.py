@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from cases.linear import loss_of, mlp, train
 from harness.compare import check
-from harness.registry import case
+from harness.registry import BOTH, case
 
 ONE_STOP = ("its gradient came from elsewhere",)
 REFUSED = "sfb was asked for but cannot be"
@@ -43,7 +43,7 @@ def l2_from_step_3(rank):
           warns=ONE_STOP)
 
 
-@case
+@case(**BOTH)
 def l2_at_step_3_on_one_rank(rank):
     check(rank, mlp, with_penalty(lambda t: t.index == 3 and rank.rank == 1), expect={"2.*": "allreduce", "0.*": "sfb"}, steps=6,
           warns=ONE_STOP)
@@ -77,7 +77,7 @@ def l2_under_op_sum(rank):
     check(rank, mlp, with_penalty(lambda t: t.index == 2), expect={"2.*": "allreduce"}, warns=ONE_STOP, op=rank.horovod.Sum)
 
 
-@case
+@case(**BOTH)
 def l2_under_predivide(rank):
     check(rank, mlp, with_penalty(lambda t: t.index == 2), expect={"2.*": "allreduce"}, warns=ONE_STOP,
           gradient_predivide_factor=2.0)
@@ -145,7 +145,7 @@ class Tied(Module):
         return self.out(torch.tanh(self.mid(self.embed(ids))))
 
 
-@case
+@case(**BOTH)
 def tied_with_an_embedding(rank):
     check(rank, Tied, lambda m, t: loss_of(m(t.ids(20, 3, 5))).backward(), expect={"embed.weight": "allreduce", "mid.*": "sfb"},
           warns=[REFUSED])

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cases.linear import loss_of, mlp, train
 from harness.compare import check, expect_error, schemes_of, sgd
-from harness.registry import case
+from harness.registry import BOTH, case
 
 import poseidon_hvd as hvd
 
@@ -65,7 +65,7 @@ def checkpoint_reentrant(rank):
     check(rank, mlp, _checkpointed(True), expect={"*": "sfb"})
 
 
-@case
+@case(**BOTH)
 def checkpoint_non_reentrant(rank):
     check(rank, mlp, _checkpointed(False), expect={"*": "sfb"})
 
@@ -259,7 +259,7 @@ def create_graph_backward_is_refused(rank):
     expect_error(rank, AssertionError, ["create_graph"], lambda: loss.backward(create_graph=True))
 
 
-@case
+@case(**BOTH)
 def tensor_hook_on_a_weight(rank):
     """A hook that changes the local gradient: capture must step aside for that weight."""
 
@@ -401,7 +401,7 @@ def pruned_later(rank):
           warns=["its gradient came from elsewhere"])
 
 
-@case
+@case(real="anomaly mode belongs to the process")
 def anomaly_mode_and_retained_gradients(rank):
     def run(m, t):
         with torch.autograd.set_detect_anomaly(True, check_nan=True):

@@ -9,7 +9,7 @@ import torch
 from cases.embedding import Table, Words, plain_sgd
 from cases.linear import loss_of, mlp, train
 from harness.compare import Run3, expect_error, reasons_of, schemes_of
-from harness.registry import case
+from harness.registry import BOTH, case
 
 import poseidon_hvd as hvd
 
@@ -61,7 +61,7 @@ def one_step(rank, model, optimizer, index):
 # ---- Before
 
 
-@case
+@case(**BOTH)
 def clips_local_gradients(rank):
     """Each rank's own, before the mean; the layers without a hook are factored."""
     names = {"2.weight", "2.bias"}
@@ -124,7 +124,7 @@ def members_of_a_group_that_synchronize_sends(rank):
     assert len(seen) == sum(6 if (index + rank.rank) % 2 else 2 for index in range(4)), seen
 
 
-@case
+@case(**BOTH)
 def sparse_gradients(rank):
     """Seen sparse; such a table's rows go Horovod's own way."""
 
@@ -273,7 +273,7 @@ def added_parameters_have_it_too(rank):
     one_step(rank, model, optimizer, 0)
     calls.clear()
     extra = torch.nn.Linear(10, 3)
-    hvd.broadcast_parameters(extra.state_dict(), 0)
+    rank.horovod.broadcast_parameters(extra.state_dict(), 0)
     optimizer.add_param_group({"params": list(extra.parameters())})
     loss_of(extra(model(rank.random(1, 6, 12).float()))).backward()
     optimizer.step()
