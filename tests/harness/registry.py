@@ -4,8 +4,9 @@ import dataclasses
 import importlib
 from typing import Callable, Dict, Sequence
 
-MODULES = ("linear", "extra", "passes", "unused", "graphs", "precision", "sparse", "embedding", "embedding_sparse", "embedding_extra",
-           "tricks", "lifecycle", "training", "planning", "dense", "joining", "reduction_hooks", "weighing", "compatibility")
+MODULES = ("linear", "extra", "passes", "unused", "graphs", "precision", "half_wire", "sparse", "embedding", "embedding_sparse",
+           "embedding_extra", "tricks", "lifecycle", "training", "planning", "dense", "joining", "reduction_hooks", "weighing",
+           "compatibility")
 
 
 @dataclasses.dataclass(frozen=True)
