@@ -1,4 +1,4 @@
-"""Factors of every magnitude under Compression.fp16: a gradient that fits float16 arrives, also where its factors do not."""
+"""Factors of every magnitude under Compression.fp16: gradients that fit float16 arrive, also where factors do not."""
 
 import sys
 
@@ -17,18 +17,19 @@ import poseidon_hvd as hvd
 FLOOR = torch.finfo(torch.float16).eps / 2
 
 # Gradients from far below float16 to near its end, by every combination of factors.
-PAIRS = [(10.0**i, 10.0**j) for i in range(-10, 9, 2) for j in range(-10, 9, 2) if -12 <= i + j <= 2]
+POWERS = range(-10, 9, 2)
+PAIRS = [(10.0**i, 10.0**j) for i in POWERS for j in POWERS if -12 <= i + j <= 2]
 
 
 def half(rank, build, run, *, expect={"*": "sfb"}, **options):
-    """No further from float64 than plain Horovod."""
+    """Not further from float64 than plain Horovod."""
     options = {"floor": FLOOR, "times": 1.1, **options}
     return check(rank, build, run, expect=expect, compression=rank.horovod.Compression.fp16, **options)
 
 
 def distributed(model):
-    return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), policy="sfb",
-                                    compression=hvd.Compression.fp16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return hvd.DistributedOptimizer(optimizer, model.named_parameters(), policy="sfb", compression=hvd.Compression.fp16)
 
 
 def linear(bias=True):
