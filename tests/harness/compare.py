@@ -114,11 +114,12 @@ class Run3:
     def __init__(self, rank: Rank, build: Build, run: Run, *, dtype: torch.dtype = torch.float32, policy: Optional[str] = "sfb",
                  schemes: Optional[Mapping[str, str]] = None, horovod: bool = True, prepare: Optional[Callable] = None,
                  before: Optional[Visit] = None, optimizer: Callable = sgd, keep_grads: bool = False,
-                 zero: Optional[Callable] = None, floor: Optional[float] = None, names: Callable = lambda m: m.named_parameters(),
-                 horovod_wrap: Optional[dict] = None, **wrap) -> None:
+                 zero: Optional[Callable] = None, floor: Optional[float] = None, times: float = 2,
+                 names: Callable = lambda m: m.named_parameters(), horovod_wrap: Optional[dict] = None, **wrap) -> None:
         self.rank, self.run, self.dtype, self.before, self.keep_grads = rank, run, dtype, before, keep_grads
         self.zero = zero or (lambda model, optimizer: optimizer.zero_grad())
         self.floor = FLOOR[dtype] * max(1.0, rank.size / 4) if floor is None else floor
+        self.times = times
         self.op = wrap.get("op", hvd.Average)
         self.process_set = wrap.get("process_set")
         self.member = self.process_set is None or self.process_set.included()
@@ -228,7 +229,7 @@ class Run3:
                 wrong.append(f"{name}: no gradient")
                 continue
             error = relative_error(dense(p.grad), reference[name])
-            limit = max(2 * plain.get(name, 0.0), self.floor)
+            limit = max(self.times * plain.get(name, 0.0), self.floor)
             if not error <= limit:
                 wrong.append(f"{name}: relative error {error:.2e}, limit {limit:.2e}, plain {plain.get(name)}")
         assert not wrong, f"step {index}, {schemes_of(self.optimizer)}:\n" + "\n".join(wrong)
