@@ -20,7 +20,7 @@ void CheckGathers(const std::vector<std::vector<size_t>>& lengths_by_call) {
   RunRanks(size, [&](int rank) {
     for (const auto& lengths : lengths_by_call) {
       std::vector<Bytes> by_rank{{1, 2, 3}};  // what is there goes away
-      POSEIDON_REQUIRE_OK(GatherBytes(*world.engines[rank], "control", 0, Pattern(rank, lengths[rank]), &by_rank));
+      POSEIDON_REQUIRE_OK(GatherBytes(*world.engines[rank], "control", 0, size, Pattern(rank, lengths[rank]), &by_rank));
       POSEIDON_CHECK_EQ(by_rank.size(), lengths.size());
       for (size_t r = 0; r < by_rank.size(); ++r) {
         POSEIDON_CHECK_EQ(by_rank[r], Pattern(static_cast<int>(r), lengths[r]));
@@ -41,7 +41,7 @@ TEST(NamesInAnotherOrderOnEachRank) {
     RunRanks(3, [&, rank](int caller) {  // concurrent calls of one rank
       const int call = rank == 0 ? caller : 2 - caller;
       std::vector<Bytes> by_rank;
-      POSEIDON_REQUIRE_OK(GatherBytes(*world.engines[rank], "control" + std::to_string(call), 0,
+      POSEIDON_REQUIRE_OK(GatherBytes(*world.engines[rank], "control" + std::to_string(call), 0, 2,
                                       Pattern(10 * call + rank, 5 + call), &by_rank));
       POSEIDON_CHECK(by_rank == std::vector<Bytes>{Pattern(10 * call, 5 + call), Pattern(10 * call + 1, 5 + call)});
     });
@@ -53,12 +53,12 @@ TEST(FailuresReachTheCaller) {
   world.cluster.FailNext("control", Status::Unavailable("a peer died"));
   RunRanks(2, [&](int rank) {
     std::vector<Bytes> by_rank;
-    POSEIDON_CHECK_EQ(GatherBytes(*world.engines[rank], "control", 0, Pattern(rank, 3), &by_rank).message(),
+    POSEIDON_CHECK_EQ(GatherBytes(*world.engines[rank], "control", 0, 2, Pattern(rank, 3), &by_rank).message(),
                       std::string("control: a peer died"));
-    POSEIDON_CHECK_OK(GatherBytes(*world.engines[rank], "control", 0, Pattern(rank, 3), &by_rank));
-    POSEIDON_CHECK_EQ(GatherBytes(*world.engines[rank], "control", 1, {}, &by_rank).code(), StatusCode::kInvalidArgument);
+    POSEIDON_CHECK_OK(GatherBytes(*world.engines[rank], "control", 0, 2, Pattern(rank, 3), &by_rank));
+    POSEIDON_CHECK_EQ(GatherBytes(*world.engines[rank], "control", 1, 2, {}, &by_rank).code(), StatusCode::kInvalidArgument);
     world.engines[rank]->Stop();
-    POSEIDON_CHECK_EQ(GatherBytes(*world.engines[rank], "control", 0, {}, &by_rank).code(), StatusCode::kAborted);
+    POSEIDON_CHECK_EQ(GatherBytes(*world.engines[rank], "control", 0, 2, {}, &by_rank).code(), StatusCode::kAborted);
   });
 }
 
@@ -79,7 +79,7 @@ TEST(DamagedBlocks) {
         return;
       }
       std::vector<Bytes> by_rank;
-      const Status status = GatherBytes(*world.engines[0], "control", 0, Pattern(0, 3), &by_rank);
+      const Status status = GatherBytes(*world.engines[0], "control", 0, 2, Pattern(0, 3), &by_rank);
       POSEIDON_CHECK_EQ(status.code(), StatusCode::kInternal);
       POSEIDON_CHECK_CONTAINS(status.message(), "control");
     });
