@@ -87,5 +87,25 @@ TEST(DamagedBlocks) {
   }
 }
 
+TEST(OneBlockOfEachRank) {
+  const auto joined = [](const std::vector<Bytes>& blocks) {
+    Bytes all;
+    for (const Bytes& block : blocks) {
+      const Bytes framed = FrameBlock(block);
+      all.insert(all.end(), framed.begin(), framed.end());
+    }
+    return all;
+  };
+  std::vector<Bytes> by_rank;
+  POSEIDON_REQUIRE_OK(SplitBlocks(joined({{1}, {}, {2, 3}}), 3, "x", &by_rank));
+  POSEIDON_CHECK(by_rank == std::vector<Bytes>{{1}, {}, {2, 3}});
+  // A rank counted as two, or none: what is read by rank would be another rank's, or nobody's.
+  POSEIDON_CHECK_CONTAINS(SplitBlocks(joined({{1}, {}, {2, 3}}), 2, "x", &by_rank).message(), "x is damaged: 10 bytes follow the blocks of all 2");
+  POSEIDON_CHECK_CONTAINS(SplitBlocks(joined({{1}, {}}), 3, "x", &by_rank).message(), "rank 2 of 3 is missing");
+  POSEIDON_CHECK_CONTAINS(SplitBlocks({}, 1, "x", &by_rank).message(), "rank 0 of 1 is missing");
+  POSEIDON_CHECK_CONTAINS(SplitBlocks({9, 0, 0, 0, 0, 0, 0, 0}, 1, "x", &by_rank).message(), "rank 0 of 1 is cut");
+  POSEIDON_CHECK_EQ(SplitBlocks(joined({{}}), 2, "x", &by_rank).code(), StatusCode::kInternal);
+}
+
 }  // namespace
 }  // namespace poseidon

@@ -5,7 +5,7 @@ import importlib
 from typing import Callable, Dict, Sequence
 
 MODULES = ("linear", "extra", "passes", "unused", "graphs", "precision", "sparse", "embedding", "embedding_sparse", "embedding_extra",
-           "tricks", "lifecycle", "training", "planning", "dense", "joining", "reduction_hooks", "weighing", "compatibility")
+           "tricks", "lifecycle", "training", "planning", "dense", "joining", "reduction_hooks", "weighing", "compatibility", "bounds")
 
 
 @dataclasses.dataclass(frozen=True)
