@@ -47,8 +47,8 @@ def _check_initialized(param_groups, names: Dict[torch.Tensor, str]) -> None:
         for j, p in enumerate(group["params"]):
             if torch.nn.parameter.is_lazy(p):
                 raise ValueError(
-                    f"Parameter {names.get(p, 'without a name')} (param_groups[{i}]['params'][{j}]) is not initialized yet: its layer is "
-                    "lazy and has seen no input. Run one forward pass (under torch.no_grad() will do) before you "
+                    f"Parameter {names.get(p, 'without a name')} (param_groups[{i}]['params'][{j}]) is not initialized yet: "
+                    "its layer is lazy and has seen no input. Run one forward pass (under torch.no_grad() will do) before you "
                     "wrap the optimizer, on every rank."
                 )
 

@@ -1,4 +1,7 @@
-"""Values that come from outside, as they are read and as messages show them. A bad one is a ValueError that names where it came from."""
+"""Values that come from outside, as they are read and as messages show them.
+
+A bad one is a ValueError that names where it came from.
+"""
 
 import json
 import math
@@ -66,7 +69,8 @@ def read_json(path: Any) -> Any:
     """What a file holds.
 
     Raises:
-        ValueError: it is no regular file of at most 64 MiB with JSON in UTF-8. Others may wait for a writer for ever, or never end.
+        ValueError: it is no regular file of at most 64 MiB with JSON in UTF-8. Others may wait for a writer for ever,
+            or never end.
         OSError: it cannot be read.
         RecursionError: it is nested too deep.
     """

@@ -41,12 +41,20 @@ class Config:
     schemes_source: str = dataclasses.field(default="schemes", compare=False)
 
     @classmethod
-    def resolve(cls, policy: Optional[str], schemes: Optional[Mapping[str, str]], network: Union[None, str, Mapping[str, Any]] = None,
-                memory_limit: Optional[float] = None, uneven_steps: Optional[bool] = None, dense: Optional[str] = None) -> "Config":
+    def resolve(
+        cls,
+        policy: Optional[str],
+        schemes: Optional[Mapping[str, str]],
+        network: Union[None, str, Mapping[str, Any]] = None,
+        memory_limit: Optional[float] = None,
+        uneven_steps: Optional[bool] = None,
+        dense: Optional[str] = None,
+    ) -> "Config":
         """Arguments override the environment, option by option.
 
         Raises:
-            ValueError: a value that does not exist, or out of its range; the message names the argument or variable, and what may be.
+            ValueError: a value that does not exist, or out of its range; the message names the argument or variable,
+                and what may be.
         """
         source = "policy"
         if policy is None:
@@ -55,8 +63,16 @@ class Config:
         source = "schemes"
         if schemes is None:
             schemes, source = _parse_schemes(from_environment("POSEIDON_SCHEMES") or ""), "POSEIDON_SCHEMES"
-        return cls(policy, _checked_schemes(schemes, source), _network(network), _memory_limit(memory_limit), _log_plans(),
-                   _uneven_steps(uneven_steps), _dense(dense, policy), source)
+        return cls(
+            policy=policy,
+            schemes=_checked_schemes(schemes, source),
+            network=_network(network),
+            memory_limit=_memory_limit(memory_limit),
+            log_plans=_log_plans(),
+            uneven_steps=_uneven_steps(uneven_steps),
+            dense=_dense(dense, policy),
+            schemes_source=source,
+        )
 
     def overrides(self, names: Sequence[str]) -> List[str]:
         """The scheme asked for each parameter.
@@ -72,7 +88,9 @@ class Config:
                 raise ValueError(f"{self.schemes_source}: {pattern!r} is not a pattern of fnmatch: {error}.") from None
             if not matched:
                 some = ", ".join(list(names)[:8]) + (", ..." if len(names) > 8 else "")
-                raise ValueError(f"{self.schemes_source}: {pattern!r} matches no parameter of this optimizer. Its parameters are {some}.")
+                raise ValueError(
+                    f"{self.schemes_source}: {pattern!r} matches no parameter of this optimizer. Its parameters are {some}."
+                )
             wanted.update((name, scheme) for name in matched)
         return [wanted[name] for name in names]
 
@@ -99,8 +117,13 @@ def _checked_schemes(schemes: Mapping[str, str], source: str) -> Dict[str, str]:
 
 
 _KINDS = ("allreduce", "allgather")
-_KEYS = (("alpha_seconds", "a number of seconds", _C.most_alpha), ("beta_seconds_per_byte", "a number of seconds per byte", _C.most_beta))
-_NETWORK_VARIABLES = ("POSEIDON_ALPHA_ALLREDUCE", "POSEIDON_BETA_ALLREDUCE", "POSEIDON_ALPHA_ALLGATHER", "POSEIDON_BETA_ALLGATHER")
+_KEYS = (
+    ("alpha_seconds", "a number of seconds", _C.most_alpha),
+    ("beta_seconds_per_byte", "a number of seconds per byte", _C.most_beta),
+)
+_NETWORK_VARIABLES = (
+    "POSEIDON_ALPHA_ALLREDUCE", "POSEIDON_BETA_ALLREDUCE", "POSEIDON_ALPHA_ALLGATHER", "POSEIDON_BETA_ALLGATHER"
+)
 
 
 def _network(network: Union[None, str, Mapping[str, Any]]) -> Optional[Tuple[float, float, float, float]]:
@@ -109,7 +132,9 @@ def _network(network: Union[None, str, Mapping[str, Any]]) -> Optional[Tuple[flo
     if network is None and any(name in os.environ for name in _NETWORK_VARIABLES):
         missing = [name for name in _NETWORK_VARIABLES if name not in os.environ]
         if missing:
-            raise ValueError(f"{', '.join(missing)}: not set, though others of {', '.join(_NETWORK_VARIABLES)} are. Set all four or none.")
+            raise ValueError(
+                f"{', '.join(missing)}: not set, though others of {', '.join(_NETWORK_VARIABLES)} are. Set all four or none."
+            )
         return _checked_network(_NETWORK_VARIABLES, [os.environ[name] for name in _NETWORK_VARIABLES])
     if network is None and os.environ.get("POSEIDON_PROFILE"):
         network, source = os.environ["POSEIDON_PROFILE"], "POSEIDON_PROFILE"
@@ -122,20 +147,21 @@ def _network(network: Union[None, str, Mapping[str, Any]]) -> Optional[Tuple[flo
         values = [network[kind][key] for kind in _KINDS for key, _, _ in _KEYS]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
-            f"{source}: cannot read a network from it ({type(error).__name__}: {error}). Give what optimizer.plan()[\"network\"] "
-            "returned, or the name of a JSON file with it."
+            f"{source}: cannot read a network from it ({type(error).__name__}: {error}). Give what "
+            "optimizer.plan()[\"network\"] returned, or the name of a JSON file with it."
         ) from None
     return _checked_network([f"{source}: {kind}, {key}" for kind in _KINDS for key, _, _ in _KEYS], values)
 
 
 def _checked_network(sources: Sequence[str], values: Sequence[Any]) -> Tuple[float, float, float, float]:
     """alpha and beta of allreduce, then of allgather."""
-    checked = tuple(number(source, value, what, most) for source, value, (_, what, most) in zip(sources, values, _KEYS * len(_KINDS)))
+    ranges = _KEYS * len(_KINDS)
+    checked = tuple(number(source, value, what, most) for source, value, (_, what, most) in zip(sources, values, ranges))
     for kind, at in zip(_KINDS, (0, 2)):
         if checked[at] == checked[at + 1] == 0:
             raise ValueError(
-                f"{sources[at]} and {sources[at + 1]} are both 0, as if an {kind} took no time. Give one of them, or no network at all: then "
-                "it is measured."
+                f"{sources[at]} and {sources[at + 1]} are both 0, as if an {kind} took no time. Give one of them, or no "
+                "network at all: then it is measured."
             )
     return checked
 

@@ -1,5 +1,6 @@
-// Between which bounds numbers lie that come from outside: from other ranks, from the user, from clocks. Decoders refuse what is out of them,
-// writers and models move it in, so that sums and products of such numbers are finite. Each is far beyond what exists.
+// Between which bounds numbers lie that come from outside: from other ranks, from the user, from clocks. Decoders
+// refuse what is out of them, writers and models move it in, so that sums and products of such numbers are finite. Each
+// is far beyond what exists.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +15,12 @@ constexpr double kMostBytes = 1e18;   // of one message
 // Elements of a tensor, rows of a layer. The sum over all ranks fits 64 bits.
 constexpr int64_t kMostCount = int64_t{1} << 48;
 
-inline bool IsWithin(double value, double least, double most) { return value >= least && value <= most; }  // false for NaN
+// False for NaN.
+inline bool IsWithin(double value, double least, double most) { return value >= least && value <= most; }
 
 // NaN becomes `least`.
-inline double Bounded(double value, double least, double most) { return value >= least ? std::min(value, most) : least; }
+inline double Bounded(double value, double least, double most) {
+  return value >= least ? std::min(value, most) : least;
+}
 
 }  // namespace poseidon

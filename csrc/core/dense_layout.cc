@@ -32,7 +32,9 @@ std::vector<DenseTensor> InBounds(std::vector<DenseTensor> tensors) {
   return tensors;
 }
 
-AlphaBeta InBounds(const AlphaBeta& model) { return {Bounded(model.alpha, 0, kMostSeconds), Bounded(model.beta, 0, kMostSeconds)}; }
+AlphaBeta InBounds(const AlphaBeta& model) {
+  return {Bounded(model.alpha, 0, kMostSeconds), Bounded(model.beta, 0, kMostSeconds)};
+}
 
 // Indices into `tensors` by kind; within a kind in the order given.
 std::map<uint8_t, std::vector<size_t>> ByKind(const std::vector<DenseTensor>& tensors) {
@@ -70,7 +72,8 @@ Status ParseDense(const std::string& text, DenseSettings* out) {
     const double theta = std::strtod(number.c_str(), &end);
     const bool whole = !number.empty() && end == number.c_str() + number.size();
     if (!HasTheta(settings.method) || !whole || !IsWithin(theta, 1, 1e12)) {
-      return Status::InvalidArgument("'" + text + "': only lazy and priority take a number, of bytes, from 1 to 1e12: lazy:4194304");
+      return Status::InvalidArgument("'" + text +
+                                     "': only lazy and priority take a number, of bytes, from 1 to 1e12: lazy:4194304");
     }
     settings.theta = static_cast<int64_t>(theta);
   }
@@ -132,7 +135,8 @@ std::vector<DenseSlice> LayOutMerged(const std::vector<DenseTensor>& given, cons
   return slices;
 }
 
-std::vector<DenseSlice> LayOutByPriority(const std::vector<DenseTensor>& given, double theta, const AlphaBeta& network) {
+std::vector<DenseSlice> LayOutByPriority(const std::vector<DenseTensor>& given, double theta,
+                                         const AlphaBeta& network) {
   const std::vector<DenseTensor> tensors = InBounds(given);
   const AlphaBeta allreduce = InBounds(network);
   double bytes = 0;

@@ -31,7 +31,8 @@ struct DenseSettings {
 };
 
 const char* Name(DenseMethod method);
-// "auto", "lazy", "lazy:1000000", ...; the number is theta, from 1 to 1e12, for lazy and priority. As the other Parse functions (scheme.h).
+// "auto", "lazy", "lazy:1000000", ...; the number is theta, from 1 to 1e12, for lazy and priority. As the other Parse
+// functions (scheme.h).
 Status ParseDense(const std::string& text, DenseSettings* out);
 
 struct DenseTensor {
@@ -52,7 +53,8 @@ struct DenseSlice {
   }
 };
 
-// Any number is taken for the nearest one within bounds (bounds.h), NaN for the least, so every tensor is in one slice, or one slice per part.
+// Any number is taken for the nearest one within bounds (bounds.h), NaN for the least, so every tensor is in one slice,
+// or one slice per part.
 
 // Tensors in the order of backward. theta bytes or more, or with `alone` so many: alone, in place.
 std::vector<DenseSlice> LayOutLazily(const std::vector<DenseTensor>& tensors, double theta);

@@ -55,7 +55,8 @@ std::vector<uint8_t> FrameBlock(const std::vector<uint8_t>& mine) {
   return block;
 }
 
-Status SplitBlocks(const std::vector<uint8_t>& gathered, int size, const std::string& name, std::vector<std::vector<uint8_t>>* by_rank) {
+Status SplitBlocks(const std::vector<uint8_t>& gathered, int size, const std::string& name,
+                   std::vector<std::vector<uint8_t>>* by_rank) {
   by_rank->clear();
   size_t at = 0;
   for (int rank = 0; rank < size; ++rank) {
@@ -69,7 +70,8 @@ Status SplitBlocks(const std::vector<uint8_t>& gathered, int size, const std::st
     at += length;
   }
   if (at == gathered.size()) return Status::OK();
-  return Damaged(name, std::to_string(gathered.size() - at) + " bytes follow the blocks of all " + std::to_string(size) + " ranks");
+  return Damaged(name, std::to_string(gathered.size() - at) + " bytes follow the blocks of all " +
+                           std::to_string(size) + " ranks");
 }
 
 Status GatherBytes(Engine& engine, const std::string& name, int process_set, int size, const std::vector<uint8_t>& mine,

@@ -1,5 +1,5 @@
-// What every rank measures for itself and tells the others: how long trial collectives took, and what the processor takes for its part.
-// Encoding, and what counts of all ranks' numbers. Pure functions, any thread.
+// What every rank measures for itself and tells the others: how long trial collectives took, and what the processor
+// takes for its part. Encoding, and what counts of all ranks' numbers. Pure functions, any thread.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ std::vector<uint8_t> EncodeDurations(const std::vector<double>& seconds);
 Status DecodeDurations(const std::vector<uint8_t>& bytes, size_t count, std::vector<double>* out);
 
 struct ComputeCosts {
-  double contention = 0;          // StepModel's, as is copy
+  double contention = 0;  // StepModel's, as is copy
   double copy = 0;
   std::vector<LayerCost> layers;  // one per parameter
 };

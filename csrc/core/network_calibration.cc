@@ -70,7 +70,9 @@ Status ShareDurations(Engine& engine, const CalibrationOptions& options, const s
   for (size_t rank = 0; rank < gathered.size(); ++rank) {
     std::vector<double> seconds;
     status = DecodeDurations(gathered[rank], mine.size(), &seconds);
-    if (!status.ok()) return Status::Internal("rank " + std::to_string(rank) + " measured other collectives: " + status.message());
+    if (!status.ok()) {
+      return Status::Internal("rank " + std::to_string(rank) + " measured other collectives: " + status.message());
+    }
     for (size_t i = 0; i < seconds.size(); ++i) (*trials)[first + i].seconds_by_rank[rank] = seconds[i];
   }
   return Status::OK();

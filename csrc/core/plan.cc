@@ -30,11 +30,15 @@ void Read(ByteReader* reader, AlphaBeta* model) {
 }
 
 void Write(const StepEstimate& estimate, ByteWriter* writer) {
-  for (double value : {estimate.step, estimate.compute, estimate.channel, estimate.rebuild}) writer->WriteSeconds(value);
+  for (double value : {estimate.step, estimate.compute, estimate.channel, estimate.rebuild}) {
+    writer->WriteSeconds(value);
+  }
 }
 
 void Read(ByteReader* reader, StepEstimate* estimate) {
-  for (double* value : {&estimate->step, &estimate->compute, &estimate->channel, &estimate->rebuild}) *value = reader->ReadSeconds();
+  for (double* value : {&estimate->step, &estimate->compute, &estimate->channel, &estimate->rebuild}) {
+    *value = reader->ReadSeconds();
+  }
 }
 
 }  // namespace
@@ -132,26 +136,33 @@ Status DecodePlan(const void* data, size_t size, Plan* out) {
 namespace {
 
 Status DoesNotFit(const std::string& what) {
-  return Status::Internal("the plan of rank 0 does not fit this rank: " + what + "; install the same version of poseidon_hvd on every rank");
+  return Status::Internal("the plan of rank 0 does not fit this rank: " + what +
+                          "; install the same version of poseidon_hvd on every rank");
 }
 
 // sent: by parameter, the parts that slices before this one send.
-Status CheckSlice(const Plan& plan, const DenseSlice& slice, const std::vector<LocalTensor>& local, std::vector<int>* sent) {
+Status CheckSlice(const Plan& plan, const DenseSlice& slice, const std::vector<LocalTensor>& local,
+                  std::vector<int>* sent) {
   if (slice.tensors.empty()) return DoesNotFit("a slice without gradients");
   if (slice.parts < 1 || slice.part < 0 || slice.part >= slice.parts) {
     return DoesNotFit("part " + std::to_string(slice.part) + " of " + std::to_string(slice.parts));
   }
   const bool parted = plan.dense_method == DenseMethod::kPriority;
-  if (slice.parts > 1 && !parted) return DoesNotFit(std::string("method ") + Name(plan.dense_method) + " sends a gradient in parts");
+  if (slice.parts > 1 && !parted) {
+    return DoesNotFit(std::string("method ") + Name(plan.dense_method) + " sends a gradient in parts");
+  }
   if (slice.tensors.size() > 1 && parted) return DoesNotFit("method priority puts gradients together");
   for (int index : slice.tensors) {
-    if (index < 0 || static_cast<size_t>(index) >= local.size()) return DoesNotFit("a slice of parameter " + std::to_string(index));
+    if (index < 0 || static_cast<size_t>(index) >= local.size()) {
+      return DoesNotFit("a slice of parameter " + std::to_string(index));
+    }
     const std::string& name = local[index].name;
     if (plan.decisions[index].scheme != Scheme::kAllreduce) {
       return DoesNotFit(name + " is in a slice and travels by " + Name(plan.decisions[index].scheme));
     }
     if (slice.parts > std::max<int64_t>(1, NumElements(local[index].shape))) {
-      return DoesNotFit(name + " of shape " + ShapeText(local[index].shape) + " in " + std::to_string(slice.parts) + " parts");
+      return DoesNotFit(name + " of shape " + ShapeText(local[index].shape) + " in " + std::to_string(slice.parts) +
+                        " parts");
     }
     if ((*sent)[index]++ != slice.part) return DoesNotFit(name + " is sent twice, or its parts are out of order");
   }
@@ -161,25 +172,32 @@ Status CheckSlice(const Plan& plan, const DenseSlice& slice, const std::vector<L
 }  // namespace
 
 Status CheckPlan(const Plan& plan, int size, const std::vector<LocalTensor>& local) {
-  if (plan.size != size) return DoesNotFit("it is for " + std::to_string(plan.size) + " ranks, there are " + std::to_string(size));
+  if (plan.size != size) {
+    return DoesNotFit("it is for " + std::to_string(plan.size) + " ranks, there are " + std::to_string(size));
+  }
   if (plan.decisions.size() != local.size()) {
-    return DoesNotFit("it decides on " + std::to_string(plan.decisions.size()) + " parameters, there are " + std::to_string(local.size()));
+    return DoesNotFit("it decides on " + std::to_string(plan.decisions.size()) + " parameters, there are " +
+                      std::to_string(local.size()));
   }
   for (size_t i = 0; i < local.size(); ++i) {
     if (plan.decisions[i].name == local[i].name) continue;
-    return DoesNotFit("parameter " + std::to_string(i) + " is " + plan.decisions[i].name + " there and " + local[i].name + " here");
+    return DoesNotFit("parameter " + std::to_string(i) + " is " + plan.decisions[i].name + " there and " +
+                      local[i].name + " here");
   }
   std::vector<int> sent(local.size()), parts(local.size());
   for (const DenseSlice& slice : plan.slices) {
     if (Status status = CheckSlice(plan, slice, local, &sent); !status.ok()) return status;
     for (int index : slice.tensors) {
-      if (parts[index] != 0 && parts[index] != slice.parts) return DoesNotFit(local[index].name + " is cut in two ways");
+      if (parts[index] != 0 && parts[index] != slice.parts) {
+        return DoesNotFit(local[index].name + " is cut in two ways");
+      }
       parts[index] = slice.parts;
     }
   }
   for (size_t i = 0; i < local.size(); ++i) {
     if (sent[i] == parts[i]) continue;
-    return DoesNotFit("of " + local[i].name + " " + std::to_string(sent[i]) + " of " + std::to_string(parts[i]) + " parts are sent");
+    return DoesNotFit("of " + local[i].name + " " + std::to_string(sent[i]) + " of " + std::to_string(parts[i]) +
+                      " parts are sent");
   }
   return Status::OK();
 }

@@ -20,7 +20,8 @@ Status ScalarSum::Begin(Engine& engine) {
 Status ScalarSum::Advance(Engine&, Progress* progress) {
   *progress = Progress::kDone;
   if (!std::isfinite(sum_)) {
-    return Status::InvalidArgument(name() + ": the sum over ranks is " + std::to_string(sum_) + "; every rank must give a finite number");
+    return Status::InvalidArgument(name() + ": the sum over ranks is " + std::to_string(sum_) +
+                                   "; every rank must give a finite number");
   }
   return Status::OK();
 }

@@ -28,13 +28,16 @@ void VisitNumbers(Model& model, Visit visit) {
     visit(tensor.ready, -1, kMostSeconds);
     visit(tensor.allreduce_bytes, 0, kMostBytes);
     visit(tensor.gather_bytes, 0, kMostBytes);
-    for (auto* seconds : {&tensor.cost.local, &tensor.cost.input, &tensor.cost.pack, &tensor.cost.rebuild}) visit(*seconds, 0, kMostSeconds);
+    for (auto* seconds : {&tensor.cost.local, &tensor.cost.input, &tensor.cost.pack, &tensor.cost.rebuild}) {
+      visit(*seconds, 0, kMostSeconds);
+    }
   }
 }
 
 bool IsBounded(const StepModel& model) {
   bool bounded = true;
-  VisitNumbers(model, [&](double value, double least, double most) { bounded = bounded && IsWithin(value, least, most); });
+  VisitNumbers(model,
+               [&](double value, double least, double most) { bounded = bounded && IsWithin(value, least, most); });
   return bounded;
 }
 

@@ -76,7 +76,8 @@ TEST(AnyNumberGivesANetworkWithinBounds) {
     for (double b : odd) {
       for (double bytes : odd) {
         const AlphaBetaFit fit = FitAlphaBeta({{4096, {a, b}}, {bytes, {b, a}}, {bytes, {a}}});
-        POSEIDON_CHECK(fit.model.alpha >= 0 && fit.model.alpha <= kMostAlpha && fit.model.beta >= 0 && fit.model.beta <= kMostBeta);
+        POSEIDON_CHECK(fit.model.alpha >= 0 && fit.model.alpha <= kMostAlpha && fit.model.beta >= 0 &&
+                       fit.model.beta <= kMostBeta);
         POSEIDON_CHECK(fit.skew_seconds >= 0 && fit.skew_seconds <= kMostSeconds);
         POSEIDON_CHECK(fit.model.known());
       }

@@ -491,7 +491,8 @@ TEST(StopInAForkedChild) {
   POSEIDON_CHECK_OK(world.engine.Wait({pending}));
 }
 
-// A deadline so far away that the clock cannot count to it lies in the past if it overflows: then a wait spins, and warns all the time.
+// A deadline so far away that the clock cannot count to it lies in the past if it overflows: then a wait spins, and
+// warns all the time.
 TEST(AWaitOfAnyLengthWarnsWhenItIsOverOnly) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   for (double seconds : {kInfinity, 1e300, 1e18, 1e10, -kInfinity, -1.0, 0.0, std::nan("")}) {

@@ -20,7 +20,8 @@ void CheckGathers(const std::vector<std::vector<size_t>>& lengths_by_call) {
   RunRanks(size, [&](int rank) {
     for (const auto& lengths : lengths_by_call) {
       std::vector<Bytes> by_rank{{1, 2, 3}};  // what is there goes away
-      POSEIDON_REQUIRE_OK(GatherBytes(*world.engines[rank], "control", 0, size, Pattern(rank, lengths[rank]), &by_rank));
+      POSEIDON_REQUIRE_OK(
+          GatherBytes(*world.engines[rank], "control", 0, size, Pattern(rank, lengths[rank]), &by_rank));
       POSEIDON_CHECK_EQ(by_rank.size(), lengths.size());
       for (size_t r = 0; r < by_rank.size(); ++r) {
         POSEIDON_CHECK_EQ(by_rank[r], Pattern(static_cast<int>(r), lengths[r]));
@@ -56,7 +57,8 @@ TEST(FailuresReachTheCaller) {
     POSEIDON_CHECK_EQ(GatherBytes(*world.engines[rank], "control", 0, 2, Pattern(rank, 3), &by_rank).message(),
                       std::string("control: a peer died"));
     POSEIDON_CHECK_OK(GatherBytes(*world.engines[rank], "control", 0, 2, Pattern(rank, 3), &by_rank));
-    POSEIDON_CHECK_EQ(GatherBytes(*world.engines[rank], "control", 1, 2, {}, &by_rank).code(), StatusCode::kInvalidArgument);
+    POSEIDON_CHECK_EQ(GatherBytes(*world.engines[rank], "control", 1, 2, {}, &by_rank).code(),
+                      StatusCode::kInvalidArgument);
     world.engines[rank]->Stop();
     POSEIDON_CHECK_EQ(GatherBytes(*world.engines[rank], "control", 0, 2, {}, &by_rank).code(), StatusCode::kAborted);
   });
@@ -100,7 +102,8 @@ TEST(OneBlockOfEachRank) {
   POSEIDON_REQUIRE_OK(SplitBlocks(joined({{1}, {}, {2, 3}}), 3, "x", &by_rank));
   POSEIDON_CHECK(by_rank == std::vector<Bytes>{{1}, {}, {2, 3}});
   // A rank counted as two, or none: what is read by rank would be another rank's, or nobody's.
-  POSEIDON_CHECK_CONTAINS(SplitBlocks(joined({{1}, {}, {2, 3}}), 2, "x", &by_rank).message(), "x is damaged: 10 bytes follow the blocks of all 2");
+  POSEIDON_CHECK_CONTAINS(SplitBlocks(joined({{1}, {}, {2, 3}}), 2, "x", &by_rank).message(),
+                          "x is damaged: 10 bytes follow the blocks of all 2");
   POSEIDON_CHECK_CONTAINS(SplitBlocks(joined({{1}, {}}), 3, "x", &by_rank).message(), "rank 2 of 3 is missing");
   POSEIDON_CHECK_CONTAINS(SplitBlocks({}, 1, "x", &by_rank).message(), "rank 0 of 1 is missing");
   POSEIDON_CHECK_CONTAINS(SplitBlocks({9, 0, 0, 0, 0, 0, 0, 0}, 1, "x", &by_rank).message(), "rank 0 of 1 is cut");

@@ -16,7 +16,8 @@ TEST(DurationsRoundTrip) {
   std::vector<double> back = {7};
   POSEIDON_REQUIRE_OK(DecodeDurations(EncodeDurations({0.5, 0, 3}), 3, &back));
   POSEIDON_CHECK_EQ(back, std::vector<double>{0.5, 0, 3});
-  POSEIDON_REQUIRE_OK(DecodeDurations(EncodeDurations({std::nan(""), kInfinity, -1}), 3, &back));  // a clock that jumped
+  POSEIDON_REQUIRE_OK(
+      DecodeDurations(EncodeDurations({std::nan(""), kInfinity, -1}), 3, &back));  // a clock that jumped
   POSEIDON_CHECK_EQ(back, std::vector<double>{0, kMostSeconds, 0});
   POSEIDON_REQUIRE_OK(DecodeDurations({}, 0, &back));
   POSEIDON_CHECK(back.empty());
@@ -40,16 +41,20 @@ TEST(DurationsThatAreNoneFail) {
   }
 }
 
-ComputeCosts Costs(double scale) { return {0.25 * scale, 1e-9 * scale, {{1 * scale, 2 * scale, 3 * scale, 4 * scale}, {}}}; }
+ComputeCosts Costs(double scale) {
+  return {0.25 * scale, 1e-9 * scale, {{1 * scale, 2 * scale, 3 * scale, 4 * scale}, {}}};
+}
 
 TEST(CostsRoundTrip) {
   ComputeCosts back;
   POSEIDON_REQUIRE_OK(DecodeCosts(EncodeCosts(Costs(1)), 2, &back));
   POSEIDON_CHECK(back.contention == 0.25 && back.copy == 1e-9 && back.layers.size() == 2);
-  POSEIDON_CHECK(back.layers[0].local == 1 && back.layers[0].input == 2 && back.layers[0].pack == 3 && back.layers[0].rebuild == 4);
+  POSEIDON_CHECK(back.layers[0].local == 1 && back.layers[0].input == 2 && back.layers[0].pack == 3 &&
+                 back.layers[0].rebuild == 4);
   POSEIDON_CHECK_EQ(back.layers[1].rebuild, 0.0);
   POSEIDON_REQUIRE_OK(DecodeCosts(EncodeCosts({std::nan(""), kInfinity, {{-1, kInfinity, 1e308, 1}}}), 1, &back));
-  POSEIDON_CHECK(back.contention == 0 && back.copy == kMostBeta && back.layers[0].local == 0 && back.layers[0].pack == kMostSeconds);
+  POSEIDON_CHECK(back.contention == 0 && back.copy == kMostBeta && back.layers[0].local == 0 &&
+                 back.layers[0].pack == kMostSeconds);
 }
 
 TEST(DamagedCostsFail) {

@@ -120,8 +120,10 @@ TEST(NumbersOutOfBoundsAreNotRead) {
   plan.decisions[0].row_sparse_bytes = 11.5;
   plan.decisions[1].sfb_bytes = 12.5;
   plan.decisions[1].allreduce_seconds = 13.5;
-  for (double value : {1e-3, 2e-9, 5e-4, 1e-9, 1.0, 2.0, 4.0, 5.0, 6.0, 7.0, 8.0, 1.25, 1.5e9, 0.1, 11.5, 1.5, 12.5, 13.5}) {
-    for (double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(), 1e308, -2.0}) {
+  for (double value :
+       {1e-3, 2e-9, 5e-4, 1e-9, 1.0, 2.0, 4.0, 5.0, 6.0, 7.0, 8.0, 1.25, 1.5e9, 0.1, 11.5, 1.5, 12.5, 13.5}) {
+    for (double bad :
+         {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(), 1e308, -2.0}) {
       std::vector<uint8_t> bytes = EncodePlan(plan);
       POSEIDON_REQUIRE(ReplaceDouble(value, bad, &bytes));
       POSEIDON_CHECK_EQ(DecodePlan(bytes.data(), bytes.size(), &back).code(), StatusCode::kInvalidArgument);
@@ -148,7 +150,9 @@ TEST(APlanFitsTheParameters) {
   constexpr DenseMethod kLazy = DenseMethod::kLazy, kPriority = DenseMethod::kPriority;
   POSEIDON_CHECK_EQ(check(kLazy, {}), "");
   POSEIDON_CHECK_EQ(check(kLazy, {{{1, 0}}}), "");
-  POSEIDON_CHECK_EQ(check(kPriority, {{{0}, 0, 6}, {{1}, 0, 1}, {{0}, 1, 6}, {{0}, 2, 6}, {{0}, 3, 6}, {{0}, 4, 6}, {{0}, 5, 6}}), "");
+  POSEIDON_CHECK_EQ(
+      check(kPriority, {{{0}, 0, 6}, {{1}, 0, 1}, {{0}, 1, 6}, {{0}, 2, 6}, {{0}, 3, 6}, {{0}, 4, 6}, {{0}, 5, 6}}),
+      "");
   POSEIDON_CHECK_CONTAINS(check(kLazy, {{{0}}, {{1, 0}}}), "a is sent twice");
   POSEIDON_CHECK_CONTAINS(check(kLazy, {{{0, 0}}}), "a is sent twice");
   POSEIDON_CHECK_CONTAINS(check(kLazy, {{{3}}}), "a slice of parameter 3");
@@ -169,7 +173,8 @@ TEST(APlanFitsTheParameters) {
   POSEIDON_CHECK_CONTAINS(CheckPlan(plan, 3, local).message(), "for 2 ranks, there are 3");
   POSEIDON_CHECK_CONTAINS(CheckPlan(plan, 2, {{"a", {}}}).message(), "on 3 parameters, there are 1");
   POSEIDON_CHECK_CONTAINS(CheckPlan(plan, 2, {}).message(), "on 3 parameters, there are 0");
-  POSEIDON_CHECK_CONTAINS(CheckPlan(plan, 2, {{"a", {}}, {"x", {}}, {"c", {}}}).message(), "parameter 1 is b there and x here");
+  POSEIDON_CHECK_CONTAINS(CheckPlan(plan, 2, {{"a", {}}, {"x", {}}, {"c", {}}}).message(),
+                          "parameter 1 is b there and x here");
   POSEIDON_CHECK_EQ(CheckPlan(plan, 3, local).code(), StatusCode::kInternal);
 }
 

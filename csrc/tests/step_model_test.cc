@@ -140,9 +140,11 @@ TEST(AnyNumberIsTakenForOneWithinBounds) {
     for (size_t field = 0; field < 15; ++field) {
       StepModel model = Model({Tensor(1, 100, 50, {1, 1, 1, 1}), Tensor(2, 200, 50), Tensor(3, 10, 5)}, 4);
       StepTensor& tensor = model.tensors[1];
-      double* const fields[] = {&model.allreduce.alpha, &model.allreduce.beta, &model.allgather.alpha, &model.allgather.beta, &model.compute,
-                                &model.contention, &model.fusion_bytes, &model.copy, &tensor.ready, &tensor.allreduce_bytes,
-                                &tensor.gather_bytes, &tensor.cost.local, &tensor.cost.input, &tensor.cost.pack, &tensor.cost.rebuild};
+      double* const fields[] = {&model.allreduce.alpha,  &model.allreduce.beta, &model.allgather.alpha,
+                                &model.allgather.beta,   &model.compute,        &model.contention,
+                                &model.fusion_bytes,     &model.copy,           &tensor.ready,
+                                &tensor.allreduce_bytes, &tensor.gather_bytes,  &tensor.cost.local,
+                                &tensor.cost.input,      &tensor.cost.pack,     &tensor.cost.rebuild};
       *fields[field] = odd;
       model.sliced = field % 2 == 0;
       tensor.copied = true;

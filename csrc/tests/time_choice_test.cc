@@ -225,7 +225,8 @@ TEST(AnyNumberLeadsToAChoice) {
     for (int i = 0; i < 3; ++i) AddLayer(&model, 1000, 1000, 32, 8, 5e12, 0.1 * (i + 1));
     const auto sound = [&](const StepModel& given, const TimeChoiceSettings& settings, double seconds) {
       const TriedChoice tried{{kA, kA, kS}, seconds, seconds, 5};
-      const TimeChoice choice = ChooseByTime(given, {kS, kS, kS}, {false, false, true}, settings, {kA, kA, kS}, {tried}, seconds);
+      const TimeChoice choice =
+          ChooseByTime(given, {kS, kS, kS}, {false, false, true}, settings, {kA, kA, kS}, {tried}, seconds);
       POSEIDON_CHECK(choice.schemes.size() == 3 && choice.over_memory.size() == 3 && choice.schemes[2] == kS);
       POSEIDON_CHECK(std::isfinite(choice.chosen.step) && std::isfinite(choice.dense.step));
     };

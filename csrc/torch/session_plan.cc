@@ -136,8 +136,9 @@ Status Session::AgreeOnPlan() {
   }
   status = MergeProfiles(by_rank, &merged_profile_);  // the same verdict, and the same error, on every rank
   if (status.ok() && merged_profile_.tensors.size() != parameters_.size()) {
-    return Status::Internal("the profiles of " + std::to_string(merged_profile_.tensors.size()) + " parameters were gathered, there are " +
-                            std::to_string(parameters_.size()) + "; install the same version of poseidon_hvd on every rank");
+    return Status::Internal("the profiles of " + std::to_string(merged_profile_.tensors.size()) +
+                            " parameters were gathered, there are " + std::to_string(parameters_.size()) +
+                            "; install the same version of poseidon_hvd on every rank");
   }
   if (status.ok() && GoesByTime() && options_.size > 1) status = Calibrate();
   return status.ok() ? ReceivePlan() : status;
@@ -272,7 +273,8 @@ Status Session::ReceivePlan() {
     mine = EncodePlan(plan);
   }
   std::vector<std::vector<uint8_t>> gathered;
-  Status status = GatherBytes(*engine_, WireName("agree", "plan"), options_.process_set, options_.size, mine, &gathered);
+  Status status =
+      GatherBytes(*engine_, WireName("agree", "plan"), options_.process_set, options_.size, mine, &gathered);
   if (!status.ok()) return status;
   status = DecodePlan(gathered[0].data(), gathered[0].size(), &next_plan_);
   if (!status.ok()) return Status::Internal("the plan of rank 0 cannot be read: " + status.message());

@@ -1,4 +1,5 @@
-// Counts what is asked of operator new. In a source of its own, so that nothing else is compiled with the replaced operators in sight.
+// Counts what is asked of operator new. In a source of its own, so that nothing else is compiled with the replaced
+// operators in sight.
 #include <cstdlib>
 #include <new>
 

@@ -24,7 +24,9 @@ Bytes Input(const std::vector<Bytes>& blocks) {
   return input;
 }
 
-std::vector<Bytes> Seeds() { return {Input({{}}), Input({{1, 2, 3}, {}, Bytes(300, 7)}), Input({{0, 0, 0, 0, 0, 0, 0, 0}, {1}})}; }
+std::vector<Bytes> Seeds() {
+  return {Input({{}}), Input({{1, 2, 3}, {}, Bytes(300, 7)}), Input({{0, 0, 0, 0, 0, 0, 0, 0}, {1}})};
+}
 
 bool Run(const Bytes& input) {
   if (input.empty()) return false;

@@ -24,10 +24,12 @@ size_t Reached() { return reached; }
 }  // namespace fuzz
 }  // namespace poseidon
 
-// Called by every block of the traced code. Addresses count from one of our own, since the program lies elsewhere in every run.
+// Called by every block of the traced code. Addresses count from one of our own, since the program lies elsewhere in
+// every run.
 extern "C" void __sanitizer_cov_trace_pc() {
   using namespace poseidon::fuzz;
-  const uint64_t place = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(__builtin_return_address(0)) - reinterpret_cast<uintptr_t>(&ForgetPath));
+  const uint64_t place = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(__builtin_return_address(0)) -
+                                               reinterpret_cast<uintptr_t>(&ForgetPath));
   const uint64_t mixed = place * 0x9e3779b97f4a7c15 >> 40;
   bool& step = taken[(mixed ^ last) % kSteps];
   reached += step ? 0 : 1;

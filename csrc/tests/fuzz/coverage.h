@@ -1,4 +1,5 @@
-// Which code an input reached, where the build traces it (POSEIDON_FUZZ_COVERAGE, gcc's -fsanitize-coverage=trace-pc); else nothing is ever new.
+// Which code an input reached, where the build traces it (POSEIDON_FUZZ_COVERAGE, gcc's -fsanitize-coverage=trace-pc);
+// else nothing is ever new.
 #pragma once
 
 #include <cstddef>

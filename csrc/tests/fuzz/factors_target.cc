@@ -47,7 +47,8 @@ void CheckCounts(Choices choices) {
   const auto count = [&] { return static_cast<int64_t>(choices.Word() % (static_cast<uint64_t>(kMostCount) + 1)); };
   const FactorLayout layout{count(), count()};
   const int64_t rows = count();
-  const bool fits = static_cast<double>(rows) * static_cast<double>(layout.row_elements()) <= static_cast<double>(kMaxCollectiveElements);
+  const bool fits = static_cast<double>(rows) * static_cast<double>(layout.row_elements()) <=
+                    static_cast<double>(kMaxCollectiveElements);
   FUZZ_REQUIRE(CheckElementCount(rows, layout, "w").ok() == fits);
 }
 
@@ -62,7 +63,8 @@ bool Run(const Bytes& input) {
 
   uint32_t flags = 0;
   for (int64_t row = 0; row < rows; ++row) {
-    flags |= static_cast<uint32_t>(LittleEndian(message.data() + row * row_bytes + layout.flag_offset() * width, width));
+    flags |=
+        static_cast<uint32_t>(LittleEndian(message.data() + row * row_bytes + layout.flag_offset() * width, width));
   }
   FUZZ_REQUIRE(ReadFlags(input.data() + kHeader, rows, layout, dtype) == flags);
   if (layout.in_features * width >= 4) CheckIds(message.data(), rows, row_bytes, dtype);
@@ -82,7 +84,9 @@ bool Run(const Bytes& input) {
 
 }  // namespace
 
-const Target kFactorsTarget = {"factors", "flags and ids are the bytes at their places, whatever the alignment, and nothing else is touched", Seeds, Run};
+const Target kFactorsTarget = {
+    "factors", "flags and ids are the bytes at their places, whatever the alignment, and nothing else is touched",
+    Seeds, Run};
 
 }  // namespace fuzz
 }  // namespace poseidon

@@ -1,6 +1,7 @@
-// Fuzzing of everything that is decoded from bytes of another process, without a library: fuzz_main.cc feeds mutated inputs to a target, which
-// checks a property of its own and ends the process where it does not hold. Inputs are a function of the seed (and, in a build that traces
-// coverage, of which code they reached), so a failure comes again. One thread.
+// Fuzzing of everything that is decoded from bytes of another process, without a library: fuzz_main.cc feeds mutated
+// inputs to a target, which checks a property of its own and ends the process where it does not hold. Inputs are a
+// function of the seed (and, in a build that traces coverage, of which code they reached), so a failure comes again.
+// One thread.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +25,8 @@ struct Target {
 };
 
 // One per decoder; *_target.cc.
-extern const Target kProfileTarget, kPlanTarget, kMeasurementsTarget, kBlocksTarget, kFactorsTarget, kNumbersTarget, kTextTarget;
+extern const Target kProfileTarget, kPlanTarget, kMeasurementsTarget, kBlocksTarget, kFactorsTarget, kNumbersTarget,
+    kTextTarget;
 
 // Ends the process with the input in a file if the property does not hold.
 void Require(bool holds, const char* file, int line, const char* what);

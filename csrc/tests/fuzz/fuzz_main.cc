@@ -1,9 +1,10 @@
 // core_fuzz TARGET|all [--seconds S] [--runs N] [--seed N] [--corpus FOLDER]
 //
-// Feeds a target its seeds, the files of FOLDER/TARGET, and mutations of both for S seconds or N runs, whichever ends first. A file whose name
-// begins with "accepted" must be accepted, with "refused" refused. An input that breaks the property, crashes or takes twenty seconds is written
-// to crash-TARGET in the current folder; put it into the corpus with its fix. Of formats that change the corpus has refused ones only, which stay
-// so: what is valid is made by the encoder (Target::seeds).
+// Feeds a target its seeds, the files of FOLDER/TARGET, and mutations of both for S seconds or N runs, whichever ends
+// first. A file whose name begins with "accepted" must be accepted, with "refused" refused. An input that breaks the
+// property, crashes or takes twenty seconds is written to crash-TARGET in the current folder; put it into the corpus
+// with its fix. Of formats that change the corpus has refused ones only, which stay so: what is valid is made by the
+// encoder (Target::seeds).
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -28,8 +29,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr const Target* kTargets[] = {&kProfileTarget, &kPlanTarget, &kMeasurementsTarget, &kBlocksTarget, &kFactorsTarget, &kNumbersTarget,
-                                      &kTextTarget};
+constexpr const Target* kTargets[] = {&kProfileTarget, &kPlanTarget,    &kMeasurementsTarget, &kBlocksTarget,
+                                      &kFactorsTarget, &kNumbersTarget, &kTextTarget};
 constexpr size_t kMostBytes = 2048;  // of an input
 constexpr size_t kMostInputs = 2000;
 constexpr unsigned kMostSeconds = 20;  // of one run
@@ -101,7 +102,8 @@ std::vector<File> ReadCorpus(const std::string& folder) {
     files.push_back({entry->d_name, Bytes(std::istreambuf_iterator<char>(stream), {})});
   }
   closedir(directory);
-  std::sort(files.begin(), files.end(), [](const File& a, const File& b) { return a.name < b.name; });  // readdir's order is its own
+  std::sort(files.begin(), files.end(),
+            [](const File& a, const File& b) { return a.name < b.name; });  // readdir's order is its own
   return files;
 }
 
@@ -121,8 +123,7 @@ std::vector<Bytes> FirstInputs(const Target& target, const Options& options) {
   for (File& file : files) {
     const bool accepted = Run(target, file.bytes);
     if (file.name.rfind(accepted ? "refused" : "accepted", 0) == 0) {
-      std::fprintf(stderr, "core_fuzz: %s %s %s\n", target.name, accepted ? "accepts" : "refuses",
-                   file.name.c_str());
+      std::fprintf(stderr, "core_fuzz: %s %s %s\n", target.name, accepted ? "accepts" : "refuses", file.name.c_str());
       return {};
     }
     inputs.push_back(std::move(file.bytes));
@@ -138,12 +139,14 @@ bool Fuzz(const Target& target, const Options& options) {
   uint64_t runs = 0, accepted = 0;
   const auto end = Clock::now() + std::chrono::duration<double>(options.seconds);
   for (; runs < options.runs && Clock::now() < end; ++runs) {
-    const Bytes input = mutator.Mutate(inputs[mutator.Below(inputs.size())], inputs[mutator.Below(inputs.size())], kMostBytes);
+    const Bytes input =
+        mutator.Mutate(inputs[mutator.Below(inputs.size())], inputs[mutator.Below(inputs.size())], kMostBytes);
     accepted += Run(target, input) ? 1 : 0;
     if (ReachedSomethingNew() && inputs.size() < kMostInputs) inputs.push_back(input);
   }
   std::printf("%-12s %9llu runs, %8llu accepted, %5zu inputs found, %6zu steps in the code: %s\n", target.name,
-              static_cast<unsigned long long>(runs), static_cast<unsigned long long>(accepted), inputs.size() - first, Reached(), target.property);
+              static_cast<unsigned long long>(runs), static_cast<unsigned long long>(accepted), inputs.size() - first,
+              Reached(), target.property);
   std::fflush(stdout);
   // Inputs of which none gets past the decoder test nothing behind it.
   if (accepted > 0) return true;

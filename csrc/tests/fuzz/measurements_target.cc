@@ -29,7 +29,9 @@ bool RunDurations(const Bytes& bytes, size_t count) {
   if (!read) return false;
   FUZZ_REQUIRE(seconds.size() == count && EncodeDurations(seconds) == bytes);
   std::vector<Trial> trials;
-  for (size_t i = 0; i < count; ++i) trials.push_back({4096.0 * static_cast<double>(1 + i % 3), {seconds[i], seconds[count - 1 - i]}});
+  for (size_t i = 0; i < count; ++i) {
+    trials.push_back({4096.0 * static_cast<double>(1 + i % 3), {seconds[i], seconds[count - 1 - i]}});
+  }
   const AlphaBetaFit fit = FitAlphaBeta(trials);
   FUZZ_REQUIRE(IsWithin(fit.model.alpha, 0, kMostAlpha) && IsWithin(fit.model.beta, 0, kMostBeta));
   FUZZ_REQUIRE(IsWithin(fit.skew_seconds, 0, kMostSeconds));
@@ -58,7 +60,8 @@ bool Run(const Bytes& input) {
 
 }  // namespace
 
-const Target kMeasurementsTarget = {"measurements", "what decodes encodes to the same bytes and gives a network and costs within bounds", Seeds, Run};
+const Target kMeasurementsTarget = {
+    "measurements", "what decodes encodes to the same bytes and gives a network and costs within bounds", Seeds, Run};
 
 }  // namespace fuzz
 }  // namespace poseidon

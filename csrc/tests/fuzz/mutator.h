@@ -1,4 +1,5 @@
-// Inputs from inputs: what the classic fuzzers do to bytes, and numbers that break arithmetic. The same seed gives the same inputs.
+// Inputs from inputs: what the classic fuzzers do to bytes, and numbers that break arithmetic. The same seed gives the
+// same inputs.
 #pragma once
 
 #include <cstddef>

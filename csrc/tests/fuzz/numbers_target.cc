@@ -43,15 +43,16 @@ void CheckLayout(const std::vector<DenseSlice>& slices, const std::vector<DenseT
 }
 
 bool IsEstimate(const StepEstimate& estimate) {
-  return std::isfinite(estimate.step) && std::isfinite(estimate.channel) && std::isfinite(estimate.rebuild) && estimate.step >= estimate.compute;
+  return std::isfinite(estimate.step) && std::isfinite(estimate.channel) && std::isfinite(estimate.rebuild) &&
+         estimate.step >= estimate.compute;
 }
 
 bool Run(const Bytes& input) {
   Choices choices(input);
   StepModel model;
   const size_t count = choices.Below(kMostTensors + 1);
-  for (double* number : {&model.allreduce.alpha, &model.allreduce.beta, &model.allgather.alpha, &model.allgather.beta, &model.compute,
-                         &model.contention, &model.fusion_bytes, &model.copy}) {
+  for (double* number : {&model.allreduce.alpha, &model.allreduce.beta, &model.allgather.alpha, &model.allgather.beta,
+                         &model.compute, &model.contention, &model.fusion_bytes, &model.copy}) {
     *number = choices.Double();
   }
   const double observed = choices.Double();
@@ -61,8 +62,8 @@ bool Run(const Bytes& input) {
   std::vector<DenseTensor> dense;
   for (size_t i = 0; i < count; ++i) {
     StepTensor tensor;
-    for (double* number : {&tensor.ready, &tensor.allreduce_bytes, &tensor.gather_bytes, &tensor.cost.local, &tensor.cost.input,
-                           &tensor.cost.pack, &tensor.cost.rebuild}) {
+    for (double* number : {&tensor.ready, &tensor.allreduce_bytes, &tensor.gather_bytes, &tensor.cost.local,
+                           &tensor.cost.input, &tensor.cost.pack, &tensor.cost.rebuild}) {
       *number = choices.Double();
     }
     tensor.carrier = static_cast<int>(choices.Below(count + 1)) - 1;
@@ -82,17 +83,22 @@ bool Run(const Bytes& input) {
   const NetworkLoad load = LoadOf(model, schemes, observed, {});
   FUZZ_REQUIRE(IsWithin(load.allreduce, kLeastLoad, kMostLoad) && IsWithin(load.allgather, kLeastLoad, kMostLoad));
   const TriedChoice tried{schemes, observed, settings.margin, 3};
-  const TimeChoice choice = ChooseByTime(UnderLoad(model, load), alternative, forced, settings, schemes, {tried}, observed);
-  FUZZ_REQUIRE(choice.schemes.size() == count && choice.dense_schemes.size() == count && choice.over_memory.size() == count);
+  const TimeChoice choice =
+      ChooseByTime(UnderLoad(model, load), alternative, forced, settings, schemes, {tried}, observed);
+  FUZZ_REQUIRE(choice.schemes.size() == count && choice.dense_schemes.size() == count &&
+               choice.over_memory.size() == count);
   FUZZ_REQUIRE(IsEstimate(choice.chosen) && IsEstimate(choice.dense));
   for (size_t i = 0; i < count; ++i) {
-    FUZZ_REQUIRE(choice.schemes[i] == Scheme::kAllreduce ? !forced[i] || alternative[i] == Scheme::kAllreduce : choice.schemes[i] == alternative[i]);
+    FUZZ_REQUIRE(choice.schemes[i] == Scheme::kAllreduce ? !forced[i] || alternative[i] == Scheme::kAllreduce
+                                                         : choice.schemes[i] == alternative[i]);
   }
   CheckLayout(LayOutLazily(dense, observed, settings.margin), dense);
   CheckLayout(LayOutMerged(dense, model.allreduce), dense);
   CheckLayout(LayOutByPriority(dense, observed, model.allreduce), dense);
   std::vector<Trial> trials;
-  for (const StepTensor& tensor : model.tensors) trials.push_back({tensor.allreduce_bytes, {tensor.ready, tensor.cost.local}});
+  for (const StepTensor& tensor : model.tensors) {
+    trials.push_back({tensor.allreduce_bytes, {tensor.ready, tensor.cost.local}});
+  }
   const AlphaBeta fit = FitAlphaBeta(trials).model;
   FUZZ_REQUIRE(IsWithin(fit.alpha, 0, kMostAlpha) && IsWithin(fit.beta, 0, kMostBeta));
   return true;
@@ -100,7 +106,10 @@ bool Run(const Bytes& input) {
 
 }  // namespace
 
-const Target kNumbersTarget = {"numbers", "any model has finite estimates, a choice among the alternatives, and layouts that send each gradient once", Seeds, Run};
+const Target kNumbersTarget = {
+    "numbers",
+    "any model has finite estimates, a choice among the alternatives, and layouts that send each gradient once", Seeds,
+    Run};
 
 }  // namespace fuzz
 }  // namespace poseidon

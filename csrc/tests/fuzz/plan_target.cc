@@ -27,7 +27,8 @@ Plan Small(DenseMethod method, std::vector<DenseSlice> slices) {
 }
 
 std::vector<Bytes> Seeds() {
-  return {EncodePlan(Plan{}), EncodePlan(Small(DenseMethod::kLazy, {{{2, 1}}})), EncodePlan(Small(DenseMethod::kHorovod, {})),
+  return {EncodePlan(Plan{}), EncodePlan(Small(DenseMethod::kLazy, {{{2, 1}}})),
+          EncodePlan(Small(DenseMethod::kHorovod, {})),
           EncodePlan(Small(DenseMethod::kPriority, {{{2}, 0, 3}, {{1}, 0, 1}, {{2}, 1, 3}, {{2}, 2, 3}}))};
 }
 
@@ -76,7 +77,8 @@ bool Run(const Bytes& input) {
 
 }  // namespace
 
-const Target kPlanTarget = {"plan", "what decodes encodes to the same bytes, and of what fits the parameters every index is good", Seeds, Run};
+const Target kPlanTarget = {
+    "plan", "what decodes encodes to the same bytes, and of what fits the parameters every index is good", Seeds, Run};
 
 }  // namespace fuzz
 }  // namespace poseidon

@@ -71,7 +71,17 @@ void CheckBounds(const RankProfile& profile) {
 
 // Finite or not: given to pure functions that take any number.
 double OddNumber(Choices* choices) {
-  constexpr double kNumbers[] = {0, 1e-9, 1e-3, 1, 10, 1e4, 1e9, 1e300, 1e308, -1, std::numeric_limits<double>::infinity(),
+  constexpr double kNumbers[] = {0,
+                                 1e-9,
+                                 1e-3,
+                                 1,
+                                 10,
+                                 1e4,
+                                 1e9,
+                                 1e300,
+                                 1e308,
+                                 -1,
+                                 std::numeric_limits<double>::infinity(),
                                  std::numeric_limits<double>::quiet_NaN()};
   return kNumbers[choices->Below(std::size(kNumbers))];
 }
@@ -83,7 +93,9 @@ TimeInputs SomeInputs(Choices* choices, size_t tensors) {
   inputs.contention = OddNumber(choices);
   inputs.copy = OddNumber(choices);
   inputs.costs.resize(choices->Below(tensors + 1));
-  for (LayerCost& cost : inputs.costs) cost = {OddNumber(choices), OddNumber(choices), OddNumber(choices), OddNumber(choices)};
+  for (LayerCost& cost : inputs.costs) {
+    cost = {OddNumber(choices), OddNumber(choices), OddNumber(choices), OddNumber(choices)};
+  }
   if (choices->Flag()) inputs.settings.gather_memory_bytes = OddNumber(choices);
   return inputs;
 }
@@ -93,9 +105,12 @@ bool MayShare(const MergedTensor& merged) {
 }
 
 // What Session does with a merged profile; the plan must reach every rank.
-void Plan_(const MergedProfile& merged, const SelectorSettings& settings, const DenseSettings& dense, Choices* choices, TimeInputs* inputs) {
+void Plan_(const MergedProfile& merged, const SelectorSettings& settings, const DenseSettings& dense, Choices* choices,
+           TimeInputs* inputs) {
   std::vector<SchemeOverride> overrides;
-  for (size_t i = choices->Below(merged.tensors.size() + 1); i > 0; --i) overrides.push_back(static_cast<SchemeOverride>(choices->Below(4)));
+  for (size_t i = choices->Below(merged.tensors.size() + 1); i > 0; --i) {
+    overrides.push_back(static_cast<SchemeOverride>(choices->Below(4)));
+  }
   std::vector<bool> may_share;
   for (const MergedTensor& tensor : merged.tensors) may_share.push_back(MayShare(tensor));
   Plan plan;
@@ -134,16 +149,20 @@ bool Run(const Bytes& input) {
   RankProfile other;
   FUZZ_REQUIRE(DecodeProfile(seed.data(), seed.size(), &other).ok());
   MergedProfile merged;
-  if (const Status status = MergeProfiles({other, profile}, &merged); !status.ok()) FUZZ_REQUIRE(!status.message().empty());
+  if (const Status status = MergeProfiles({other, profile}, &merged); !status.ok())
+    FUZZ_REQUIRE(!status.message().empty());
   if (profile.tensors.size() > kMostTensors) return true;
   Bytes made;  // choices that a mutation of the input changes altogether
-  for (uint64_t word = HashBytes(input.data(), input.size()); made.size() < 256; word = word * 6364136223846793005u + 1) {
+  for (uint64_t word = HashBytes(input.data(), input.size()); made.size() < 256;
+       word = word * 6364136223846793005u + 1) {
     made.push_back(static_cast<uint8_t>(word >> 56));
   }
   Choices choices(made);
   std::vector<RankProfile> ranks(1 + choices.Below(4), profile);
   for (RankProfile& rank : ranks) {
-    for (TensorProfile& tensor : rank.tensors) tensor.rows = choices.Flag() ? tensor.rows : static_cast<int64_t>(choices.Below(100));
+    for (TensorProfile& tensor : rank.tensors) {
+      tensor.rows = choices.Flag() ? tensor.rows : static_cast<int64_t>(choices.Below(100));
+    }
   }
   FUZZ_REQUIRE(MergeProfiles(ranks, &merged).ok() && merged.tensors.size() == profile.tensors.size());
   SelectorSettings settings;
@@ -155,13 +174,17 @@ bool Run(const Bytes& input) {
   dense.theta = int64_t{1} << choices.Below(40);
   TimeInputs inputs = SomeInputs(&choices, merged.tensors.size());
   const bool by_time = choices.Flag();
-  for (int revision = 0; revision < 2; ++revision) Plan_(merged, settings, dense, &choices, by_time ? &inputs : nullptr);
+  for (int revision = 0; revision < 2; ++revision) {
+    Plan_(merged, settings, dense, &choices, by_time ? &inputs : nullptr);
+  }
   return true;
 }
 
 }  // namespace
 
-const Target kProfileTarget = {"profile", "what decodes encodes to the same bytes, is within bounds, and every plan made of it reaches the ranks", Seeds, Run};
+const Target kProfileTarget = {
+    "profile", "what decodes encodes to the same bytes, is within bounds, and every plan made of it reaches the ranks",
+    Seeds, Run};
 
 }  // namespace fuzz
 }  // namespace poseidon

@@ -9,7 +9,8 @@ namespace {
 
 std::vector<Bytes> Seeds() {
   std::vector<Bytes> seeds;
-  for (const std::string text : {"auto", "lazy", "lazy:1000000", "priority:4e6", "time", "sfb", "row-sparse", "bytes", "sparse_allgather", "wfbp"}) {
+  for (const std::string text : {"auto", "lazy", "lazy:1000000", "priority:4e6", "time", "sfb", "row-sparse", "bytes",
+                                 "sparse_allgather", "wfbp"}) {
     seeds.emplace_back(text.begin(), text.end());
   }
   return seeds;
@@ -42,13 +43,15 @@ bool IsDense(const std::string& text) {
 
 bool Run(const Bytes& input) {
   const std::string text(input.begin(), input.end());
-  const bool names[] = {IsName(ParseScheme, text), IsName(ParsePolicy, text), IsName(ParseSchemeOverride, text), IsDense(text)};
+  const bool names[] = {IsName(ParseScheme, text), IsName(ParsePolicy, text), IsName(ParseSchemeOverride, text),
+                        IsDense(text)};
   return names[0] || names[1] || names[2] || names[3];
 }
 
 }  // namespace
 
-const Target kTextTarget = {"text", "a value has the one spelling of its name, and numbers lie in their range", Seeds, Run};
+const Target kTextTarget = {"text", "a value has the one spelling of its name, and numbers lie in their range", Seeds,
+                            Run};
 
 }  // namespace fuzz
 }  // namespace poseidon
