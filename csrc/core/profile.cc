@@ -71,26 +71,6 @@ Status CompareTensors(const RankProfile& first, const RankProfile& other, size_t
   return Status::OK();
 }
 
-// Ranks that have a gradient of it must send the same kind.
-Status CompareLayouts(const std::vector<RankProfile>& by_rank, size_t index) {
-  const TensorProfile* first = nullptr;
-  size_t first_rank = 0;
-  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-    const TensorProfile& tensor = by_rank[rank].tensors[index];
-    if (!tensor.used) continue;
-    if (first == nullptr) {
-      first = &tensor;
-      first_rank = rank;
-    }
-    if (first->sparse == tensor.sparse) continue;
-    const auto kind = [](bool sparse) { return std::string(sparse ? "a sparse one" : "a dense one"); };
-    return Status::InvalidArgument("ranks disagree on the gradient of " + tensor.name + ": rank " + std::to_string(first_rank) + " has " +
-                                   kind(first->sparse) + ", rank " + std::to_string(rank) + " has " + kind(tensor.sparse) +
-                                   "; give the layer the same sparse= on every rank, or set sparse_as_dense=True");
-  }
-  return Status::OK();
-}
-
 std::string BiasText(const std::string& bias) { return bias.empty() ? "no bias" : "bias " + bias; }
 
 // Why a rank that used the tensor keeps it from SFB; empty if it does not. `base` is the first such rank's.
@@ -145,6 +125,25 @@ MergedTensor MergeTensor(const std::vector<RankProfile>& by_rank, size_t index) 
   }
   merged.sfb_allowed = merged.reason.empty();
   return merged;
+}
+
+Status CompareLayout(const std::vector<RankProfile>& by_rank, size_t index) {
+  const TensorProfile* first = nullptr;
+  size_t first_rank = 0;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const TensorProfile& tensor = by_rank[rank].tensors[index];
+    if (!tensor.used) continue;
+    if (first == nullptr) {
+      first = &tensor;
+      first_rank = rank;
+    }
+    if (first->sparse == tensor.sparse) continue;
+    const auto kind = [](bool sparse) { return std::string(sparse ? "a sparse one" : "a dense one"); };
+    return Status::InvalidArgument("ranks disagree on the gradient of " + tensor.name + ": rank " + std::to_string(first_rank) + " has " +
+                                   kind(first->sparse) + ", rank " + std::to_string(rank) + " has " + kind(tensor.sparse) +
+                                   "; give the layer the same sparse= on every rank, or set sparse_as_dense=True");
+  }
+  return Status::OK();
 }
 
 }  // namespace
@@ -253,8 +252,14 @@ Status MergeProfiles(const std::vector<RankProfile>& by_rank, MergedProfile* out
     out->first_step_seconds = std::max(out->first_step_seconds, profile.first_step_seconds);
   }
   for (size_t i = 0; i < by_rank[0].tensors.size(); ++i) {
-    if (Status status = CompareLayouts(by_rank, i); !status.ok()) return status;
     out->tensors.push_back(MergeTensor(by_rank, i));
+  }
+  return Status::OK();
+}
+
+Status CompareLayouts(const std::vector<RankProfile>& by_rank) {
+  for (size_t i = 0; i < by_rank[0].tensors.size(); ++i) {
+    if (Status status = CompareLayout(by_rank, i); !status.ok()) return status;
   }
   return Status::OK();
 }

@@ -130,6 +130,7 @@ void FactoredLayer::EndPass(int walk) {
     const bool same = !missing && grad.unsafeGetTensorImpl() == t.known;
     const bool empty = missing || (t.known == nullptr ? HoldsNothing(t) : same && t.known_zero && OnlyMark(t));
     if (missing) grad = ZeroGradient(t);
+    if (empty && (missing || t.mark == 0)) t.mark = 0;
     if (empty && t.mark == 0 && CanMark(grad)) t.mark = MarkedElement(grad).fill_(kMark).item<double>();
     Know(t, empty);
   }
@@ -140,7 +141,9 @@ FactoredLayer::Between FactoredLayer::WhatTheUserDid(Target& t) {
   if (t.known == nullptr) return Between::kNothing;
   if (!grad.defined() || grad.unsafeGetTensorImpl() != t.known) return Between::kDiscarded;
   // Zeros are looked at, because writes through .data or another library leave no trace in the version.
-  if (t.known_zero ? OnlyMark(t) : grad._version() == t.known_version) return Between::kNothing;
+  const bool same_version = grad._version() == t.known_version;
+  if (t.mark != 0 ? t.known_zero && OnlyMark(t) : same_version && (!t.known_zero || OnlyMark(t))) return Between::kNothing;
+  if (t.mark != 0 && !t.known_zero && same_version) return Between::kNothing;
   if (t.mark != 0) {
     const double mark = MarkedElement(grad).item<double>();
     if (mark == t.mark && HoldsNothing(t)) return Between::kNothing;
@@ -300,6 +303,7 @@ void FactoredLayer::DropStep() {
   for (Target& t : targets_) {
     t.result = t.local = t.wire = t.buffer = at::Tensor();
     t.known = nullptr;
+    t.mark = 0;
   }
 }
 

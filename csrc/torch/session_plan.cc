@@ -139,6 +139,7 @@ Status Session::GatherProfiles(const char* which, MergedProfile* merged) {
     }
   }
   status = MergeProfiles(by_rank, merged);  // the same verdict, and the same error, on every rank
+  if (status.ok() && !planned_) status = CompareLayouts(by_rank);
   if (status.ok() && merged->tensors.size() != parameters_.size()) {
     return Status::Internal("the profiles of " + std::to_string(merged->tensors.size()) + " parameters were gathered, there are " +
                             std::to_string(parameters_.size()) + "; install the same version of poseidon_hvd on every rank");

@@ -296,8 +296,8 @@ def more_rows_than_one_collective_takes(rank):
     module = sys.modules["poseidon_hvd.optimizer"]
     module._MAX_GATHERED_ELEMENTS = 20
     try:
-        check(rank, Table, on(9), expect=DENSE, warns=ONE_STOP)
-        check(rank, sparse_table(), on(9), expect=GATHERED, warns=ONE_STOP, optimizer=plain_sgd)
+        check(rank, Table, on(9), expect=DENSE, warns=ONE_STOP, steps=3)
+        check(rank, sparse_table(), on(9), expect=GATHERED, warns=ONE_STOP, optimizer=plain_sgd, steps=3)
     finally:
         module._MAX_GATHERED_ELEMENTS = None
 

@@ -38,7 +38,7 @@ def penalty_from_step_2(rank):
 def penalty_at_step_2_on_one_rank(rank):
     fp16 = {"compression": rank.horovod.Compression.fp16, "floor": torch.finfo(torch.float16).eps}
     for options in ({}, {"op": rank.horovod.Sum}, fp16, {"gradient_predivide_factor": 2.0}):
-        check(rank, Words, with_penalty(lambda t: t.index == 2 and rank.rank == 1), expect={**DENSE, "head.*": "sfb"}, steps=5,
+        check(rank, Words, with_penalty(lambda t: t.index == 2 and rank.rank == 1), expect={**ROWS, "head.*": "sfb"}, steps=5,
               warns=ONE_STOP, **options)
 
 
@@ -50,12 +50,12 @@ def penalty_without_ids(rank):
         else:
             on(9)(m, t)
 
-    check(rank, Words, run, expect=DENSE, steps=5, warns=["its gradient came from elsewhere"] * 2)
+    check(rank, Words, run, expect=ROWS, steps=5, warns=["its gradient came from elsewhere"] * 2)
 
 
 @case
 def penalty_in_bfloat16(rank):
-    check(rank, Words, with_penalty(lambda t: t.index == 2 and rank.rank == 0), expect=DENSE, warns=ONE_STOP, dtype=torch.bfloat16,
+    check(rank, Words, with_penalty(lambda t: t.index == 2 and rank.rank == 0), expect=ROWS, warns=ONE_STOP, dtype=torch.bfloat16,
           horovod_wrap={"compression": rank.horovod.Compression.fp16})
 
 

@@ -199,14 +199,23 @@ def zero_grad_does_as_asked(rank):
 
 @case
 def zero_grad_between_backward_and_step(rank):
-    """Refused, as in Horovod, also while factors are in flight; the step then goes on unharmed."""
+    """Where step() reduces it is refused, as in Horovod, also while factors are in flight; the step then goes on unharmed. Where backward() has
+    reduced it discards the step, as in one process."""
 
-    def run(m, t):
+    def refused(m, t):
         loss_of(m(t.x(6, 12))).backward()
         if t.optimizer is not None:
             expect_error(rank, AssertionError, ["zero_grad"], t.optimizer.zero_grad)
 
-    check(rank, mlp, run, expect={"*": "sfb"})
+    check(rank, mlp, refused, expect={"*": "sfb"}, reduce_in="step")
+
+    def discarded(m, t):
+        if t.index % 2:
+            loss_of(m(t.x(6, 12, salt=1))).backward()
+            m.zero_grad() if t.optimizer is None or t.kind == "horovod" else t.optimizer.zero_grad()
+        loss_of(m(t.x(6, 12))).backward()
+
+    check(rank, mlp, discarded, expect={"*": "sfb"}, steps=5)
 
 
 @case
