@@ -2,12 +2,13 @@
 //
 // Feeds a target its seeds, the files of FOLDER/TARGET, and mutations of both for S seconds or N runs, whichever ends
 // first. A file whose name begins with "accepted" must be accepted, with "refused" refused. An input that breaks the
-// property, crashes or takes twenty seconds is written to crash-TARGET in the current folder; put it into the corpus
-// with its fix. Of formats that change the corpus has refused ones only, which stay so: what is valid is made by the
-// encoder (Target::seeds).
+// property, crashes or computes for twenty seconds is written to crash-TARGET in the current folder; put it into the
+// corpus with its fix. Of formats that change the corpus has refused ones only, which stay so: what is valid is made by
+// the encoder (Target::seeds).
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,7 +34,7 @@ constexpr const Target* kTargets[] = {&kProfileTarget, &kPlanTarget,    &kMeasur
                                       &kFactorsTarget, &kNumbersTarget, &kTextTarget};
 constexpr size_t kMostBytes = 2048;  // of an input
 constexpr size_t kMostInputs = 2000;
-constexpr unsigned kMostSeconds = 20;  // of one run
+constexpr time_t kMostSeconds = 20;  // of the processor, for one run
 
 struct Options {
   std::string target;
@@ -63,7 +64,7 @@ void SaveInput() {
 }
 
 void OnSignal(int number) {
-  if (number == SIGALRM) {
+  if (number == SIGVTALRM) {
     constexpr char kText[] = "core_fuzz: a run does not end\n";
     if (write(STDERR_FILENO, kText, sizeof(kText) - 1) < 0) _exit(2);
   }
@@ -73,14 +74,15 @@ void OnSignal(int number) {
 }
 
 void SaveInputOfCrashes() {
-  for (int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGALRM}) signal(number, OnSignal);
+  for (int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGVTALRM}) signal(number, OnSignal);
   if (__sanitizer_set_death_callback != nullptr) __sanitizer_set_death_callback(SaveInput);
 }
 
 bool Run(const Target& target, const Bytes& input) {
   current_target = &target;
   current_input = &input;
-  alarm(kMostSeconds);
+  const itimerval most{{0, 0}, {kMostSeconds, 0}};
+  setitimer(ITIMER_VIRTUAL, &most, nullptr);
   ForgetPath();
   const bool accepted = target.run(input);
   current_input = nullptr;
