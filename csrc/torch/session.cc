@@ -215,7 +215,8 @@ void Session::OnAccumulated(int index, const at::Tensor& incoming) {
   if (event == PassCounter::Event::kTooMany) throw StatusError(TooManyPasses(p.name));
   FollowPresence(/*gradient_is_complete=*/event == PassCounter::Event::kReady);
   if (Factored* factored = FactoredOf(p)) {
-    if (index == factored->weight) p.layer->EndPass(CurrentWalk());
+    const auto part = index == factored->weight ? FactorLayer::kWeight : FactorLayer::kBias;
+    parameters_[factored->weight].layer->EndPass(part, CurrentWalk());
     SendFactorsIfReady(*factored);
     NoteProgress();
     return;

@@ -99,7 +99,7 @@ void Session::OnWalkEnd() {
 bool Session::NeedsPythonToReduce() {
   std::lock_guard<std::mutex> lock(mutex_);
   return hooks_after_ || options_.compression == CompressionKind::kPython ||
-         std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return p.sparse && p.eager; });
+         std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return p.sparse_now || (p.sparse && p.eager); });
 }
 
 std::optional<std::vector<int>> Session::BeginReduce() {
@@ -129,7 +129,11 @@ bool Session::MeetFirst() {
   if (status.code() == StatusCode::kInvalidArgument) ThrowIfError(status);  // the same on all ranks
   ThrowIfFailed(status);
   met_ = true;
-  for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].everywhere = merged.tensors[i].everywhere && !merged.tensors[i].sparse;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& p = parameters_[i];
+    p.everywhere = merged.tensors[i].everywhere;
+    p.sparse = p.sparse || (p.everywhere && merged.tensors[i].sparse);
+  }
   ChooseEager();
   return true;
 }

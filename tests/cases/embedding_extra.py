@@ -227,5 +227,5 @@ def process_set_of_two(rank):
 
 @case(threads=(4, 8), real=PROCESS_SET, ranks=(4,))
 def process_set_and_extra(rank):
-    check(rank, Words, with_penalty(lambda t: t.index == 2 and rank.rank == 1), expect=DENSE, process_set=rank.subset,
+    check(rank, Words, with_penalty(lambda t: t.index == 2 and rank.rank == 1), expect=ROWS, process_set=rank.subset,
           warns=ONE_STOP if rank.subset.included() else ())

@@ -147,7 +147,7 @@ class Run3:
                                                   policy=policy, schemes=schemes, **arguments(self.model, wrap))
         self.plain_model = self.plain_optimizer = None
         if horovod:
-            wrap = {key: value for key, value in wrap.items() if key not in ("network", "memory_limit", "dense")}  # ours alone
+            wrap = {key: value for key, value in wrap.items() if key not in ("network", "memory_limit", "dense", "reduce_in")}  # ours alone
             self.plain_model = make(dtype)
             given = arguments(self.plain_model, wrap if horovod_wrap is None else horovod_wrap)
             base = optimizer(self.plain_model.parameters())

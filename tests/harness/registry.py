@@ -5,7 +5,8 @@ import importlib
 from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 MODULES = ("linear", "extra", "passes", "unused", "graphs", "precision", "half_wire", "sparse", "embedding", "embedding_sparse",
-           "embedding_extra", "tricks", "lifecycle", "training", "planning", "dense", "joining", "reduction_hooks", "weighing", "compatibility", "bounds")
+           "embedding_extra", "tricks", "lifecycle", "training", "planning", "dense", "joining", "reduction_hooks", "weighing", "compatibility", "bounds",
+           "reduced", "walks")
 # Numbers of ranks that are threads; fewer where cases measure or train for long.
 _THREADS = (2, 3, 4, 8)
 _FEWER_THREADS = {
