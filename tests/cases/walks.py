@@ -230,7 +230,8 @@ def hooks_of(model):
     return {
         "tensor": lambda: [p.register_hook(lambda g: 0.5 * g) for p in (weight, bias)],
         "accumulator prehook": lambda: [a.register_prehook(half) for a in accumulators],
-        "accumulator hook": lambda: [a.register_hook(lambda *_: seen.append(weight.grad is not None)) for a in accumulators],
+        "accumulator hook": lambda: [a.register_hook(lambda *_, p=p: seen.append(p.grad is not None))
+                                     for a, p in zip(accumulators, (weight, bias))],
         "after accumulation": lambda: [p.register_post_accumulate_grad_hook(halve_in_place) for p in (weight, bias)],
         "module backward": lambda: [model.lin.register_backward_hook(lambda m, grad_in, grad_out: half(grad_in))],
     }, seen
