@@ -20,7 +20,7 @@ def test_threads(ranks, case):
 
 
 # The first test of a launch waits for all of it.
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @_parametrized("ranks")
 def test_ranks(ranks, case, campaigns):
     outcome = campaigns.outcome(ranks, case)

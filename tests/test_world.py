@@ -10,7 +10,10 @@ import pytest
 import torch
 
 import poseidon_hvd as hvd
+from cases.linear import mlp
+from cases.linear import train as train_mlp
 from harness import native
+from harness.compare import Run3
 from harness.registry import MODULES, cases_of, selection
 from harness.seeding import seeded
 from harness.world import RanksFailed, World
@@ -194,6 +197,25 @@ def test_results_that_differ():
 
     error = failure(main)
     assert set(error.kinds.values()) == {"AssertionError"} and "parameters: ranks [2] differ from rank 0" in str(error)
+
+
+@pytest.mark.parametrize("wrong, found", [(1 + 1e-5, True), (1 + 1e-7, False)])
+def test_gradients_that_are_wrong(wrong, found):
+    def main(rank):
+        def change(name, grad):
+            grad.mul_(wrong)
+
+        runs = Run3(rank, mlp, train_mlp(6, 12))
+        runs.optimizer.register_reduction_hook(after=change, parameters="2.weight")
+        for step in range(3):
+            runs.step(step)
+
+    if found:
+        error = failure(main)
+        assert set(error.kinds.values()) == {"AssertionError"} and "2.weight: relative error 1.0" in str(error)
+    else:
+        with World(3) as world:
+            world.run(main)
 
 
 def test_a_world_that_failed_is_not_used_again():

@@ -10,8 +10,8 @@ MODULES = ("linear", "extra", "passes", "unused", "graphs", "precision", "half_w
 # Numbers of ranks that are threads; fewer where cases measure or train for long.
 _THREADS = (2, 3, 4, 8)
 _FEWER_THREADS = {
-    **dict.fromkeys(("dense", "planning"), (2, 4)),
-    **dict.fromkeys(("precision", "tricks", "training", "lifecycle"), (2, 3, 4)),
+    **dict.fromkeys(("dense", "planning", "tricks", "training", "lifecycle"), (2, 4)),
+    **dict.fromkeys(("precision", "graphs"), (2, 3, 4)),
 }
 # For ``@case(**BOTH)``: some of each kind of message and reduction are measured against plain Horovod too, over its
 # real transport.
