@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 NP     ?= 2
 JOBS   ?= $(shell nproc)
+# Of test-fuzz, all targets together.
+SECONDS ?= 120
+FUZZ_SEED ?= 1
 
 BIN     := $(abspath $(VENV))/bin
 STAMPS  := $(VENV)/stamps
@@ -15,7 +18,7 @@ export PATH := $(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CMAKE_GENERATOR := Ninja
 
-.PHONY: help build train test test-core test-python test-sanitizers clean distclean
+.PHONY: help build train test test-core test-python test-sanitizers test-fuzz clean distclean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -33,11 +36,19 @@ test-core: $(STAMPS)/requirements ## core tests only
 	$(call core_tests,build/core,-DCMAKE_BUILD_TYPE=RelWithDebInfo)
 
 test-python: build ## Python tests only; PYTEST_ARGS are passed on
+	cd tests && $(BIN)/python -m harness.native
 	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
 
 test-sanitizers: $(STAMPS)/requirements ## core tests under ThreadSanitizer, then AddressSanitizer and UBSan
 	$(call core_tests,build/tsan,-DCMAKE_BUILD_TYPE=Debug -DPOSEIDON_SANITIZE=thread,$(NO_ASLR))
 	$(call core_tests,build/asan,-DCMAKE_BUILD_TYPE=Debug -DPOSEIDON_SANITIZE=address$(comma)undefined)
+
+test-fuzz: build ## mutated inputs for everything that is decoded, SECONDS (120) in all, with sanitizers
+	cmake -S . -B build/fuzz -DPOSEIDON_BUILD_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPOSEIDON_FUZZ_COVERAGE=ON \
+	  -DPOSEIDON_SANITIZE=address$(comma)undefined$(comma)float-cast-overflow
+	cmake --build build/fuzz --target core_fuzz
+	cd build/fuzz && ./core_fuzz all --seconds $$(($(SECONDS) * 7 / 8)) --seed $(FUZZ_SEED) --corpus ../../csrc/tests/fuzz/corpus
+	POSEIDON_FUZZ_SECONDS=$$(($(SECONDS) / 8)) $(BIN)/python -m pytest tests/test_config.py -k fuzzed -q
 
 clean: ## removes what was built here; keeps .venv and the Horovod wheel in .cache
 	rm -rf build dist *.egg-info poseidon_hvd/_C*.so $(STAMPS)/package

@@ -9,6 +9,7 @@ __all__ = ["all_parameters", "check_groups", "name_parameters"]
 
 def all_parameters(optimizer) -> List[torch.Tensor]:
     """In the order of the groups."""
+    _check_initialized(optimizer.param_groups, optimizer._parameter_names)
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
@@ -28,6 +29,7 @@ def name_parameters(param_groups, named_parameters) -> Dict[torch.Tensor, str]:
     duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) != len(names) else []
     if duplicates:
         raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}")
+    _check_initialized(param_groups, {p: name for name, p in named_parameters})
     named = {id(p) for _, p in named_parameters}
     unnamed = [(i, j, p) for i, group in enumerate(param_groups) for j, p in enumerate(group["params"]) if id(p) not in named]
     if unnamed:
@@ -37,6 +39,18 @@ def name_parameters(param_groups, named_parameters) -> Dict[torch.Tensor, str]:
             f"{', '.join(str(id(p)) for _, _, p in unnamed)} ({where})"
         )
     return {p: name for name, p in sorted(named_parameters, key=lambda entry: entry[0])}
+
+
+def _check_initialized(param_groups, names: Dict[torch.Tensor, str]) -> None:
+    """Of a layer such as ``torch.nn.LazyLinear`` neither shape nor identity is known before its first forward."""
+    for i, group in enumerate(param_groups):
+        for j, p in enumerate(group["params"]):
+            if torch.nn.parameter.is_lazy(p):
+                raise ValueError(
+                    f"Parameter {names.get(p, 'without a name')} (param_groups[{i}]['params'][{j}]) is not initialized yet: "
+                    "its layer is lazy and has seen no input. Run one forward pass (under torch.no_grad() will do) before you "
+                    "wrap the optimizer, on every rank."
+                )
 
 
 def check_groups(groups):

@@ -1,4 +1,4 @@
-"""What optimizers ask of the processes around them, and what happens to optimizers when Horovod is shut down and initialized again."""
+"""What optimizers ask of the ranks around them, and what happens when Horovod is shut down and initialized again."""
 
 import atexit
 import collections
@@ -33,7 +33,7 @@ class World:
         return given
 
     def engine(self) -> "_C.Engine":
-        """Started at the first distributed optimizer, so that its exit handler runs before the one that ``hvd.init`` registered."""
+        """Started at the first distributed optimizer, so that its exit handler runs before that of ``hvd.init``."""
         global _engine
         if _engine is None:
             _engine = _C.Engine(stall_warning_seconds=stall_warning_seconds(), rank=horovod_torch.rank())
@@ -43,8 +43,8 @@ class World:
     def session_tag(self, process_set: int) -> str:
         """The part of wire names that tells sessions apart: their number within the process set since ``init``.
 
-        It does not depend on the model: ranks whose models differ must still meet, or they could not find that out. So ranks must wrap
-        optimizers in the same order.
+        It does not depend on the model: ranks whose models differ must still meet, or they could not find that out. So
+        ranks must wrap optimizers in the same order.
         """
         return str(next(_sessions[process_set]))
 

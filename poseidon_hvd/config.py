@@ -2,12 +2,15 @@
 
 import dataclasses
 import fnmatch
-import json
 import math
 import os
+import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ._native import _C
+from ._values import from_environment, number, one_of, read_json, shown
+
+_MOST_PATTERN = 1000  # characters; what fnmatch does with a pattern can take the square of its length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Config:
         uneven_steps: ranks may be in ``hvd.join()`` while others still train, also while layers are factored.
         reduce_in: ``"backward"``: gradients are reduced when backward() returns; ``"step"``: when synchronize() or step() does, as in
             Horovod, so that work between backward() and step() overlaps with communication.
+        schemes_source: where ``schemes`` came from, for messages.
     """
 
     policy: str = "time"
@@ -37,29 +41,43 @@ class Config:
     uneven_steps: bool = False
     dense: str = "auto"
     reduce_in: str = "backward"
+    schemes_source: str = dataclasses.field(default="schemes", compare=False)
 
     @classmethod
-    def resolve(cls, policy: Optional[str], schemes: Optional[Mapping[str, str]], network: Union[None, str, Mapping[str, Any]] = None,
-                memory_limit: Optional[float] = None, uneven_steps: Optional[bool] = None, dense: Optional[str] = None,
-                reduce_in: Optional[str] = None) -> "Config":
+    def resolve(
+        cls,
+        policy: Optional[str],
+        schemes: Optional[Mapping[str, str]],
+        network: Union[None, str, Mapping[str, Any]] = None,
+        memory_limit: Optional[float] = None,
+        uneven_steps: Optional[bool] = None,
+        dense: Optional[str] = None,
+        reduce_in: Optional[str] = None,
+    ) -> "Config":
         """Arguments override the environment, option by option.
 
         Raises:
-            ValueError: a value that does not exist; the message lists those that do.
+            ValueError: a value that does not exist, or out of its range; the message names the argument or variable,
+                and what may be.
         """
         source = "policy"
-        if policy is None and "POSEIDON_POLICY" in os.environ:
-            policy, source = os.environ["POSEIDON_POLICY"], "POSEIDON_POLICY"
         if policy is None:
-            policy = cls.policy
-        _validate(_C.parse_policy, policy, source)
+            policy, source = from_environment("POSEIDON_POLICY"), "POSEIDON_POLICY"
+        policy = cls.policy if policy is None else one_of(_C.parse_policy, source, policy)
         source = "schemes"
         if schemes is None:
-            schemes, source = _parse_schemes(os.environ.get("POSEIDON_SCHEMES", "")), "POSEIDON_SCHEMES"
-        for pattern, scheme in schemes.items():
-            _validate(_C.parse_scheme_override, scheme, f"{source}, {pattern!r}")
-        return cls(policy, dict(schemes), _network(network), _memory_limit(memory_limit), _log_plans(), _uneven_steps(uneven_steps),
-                   _dense(dense, policy), _reduce_in(reduce_in))
+            schemes, source = _parse_schemes(from_environment("POSEIDON_SCHEMES") or ""), "POSEIDON_SCHEMES"
+        return cls(
+            policy=policy,
+            schemes=_checked_schemes(schemes, source),
+            network=_network(network),
+            memory_limit=_memory_limit(memory_limit),
+            log_plans=_log_plans(),
+            uneven_steps=_uneven_steps(uneven_steps),
+            dense=_dense(dense, policy),
+            reduce_in=_reduce_in(reduce_in),
+            schemes_source=source,
+        )
 
     def overrides(self, names: Sequence[str]) -> List[str]:
         """The scheme asked for each parameter.
@@ -69,20 +87,17 @@ class Config:
         """
         wanted: Dict[str, str] = {name: "auto" for name in names}
         for pattern, scheme in self.schemes.items():
-            matched = fnmatch.filter(names, pattern)
+            try:
+                matched = fnmatch.filter(names, pattern)
+            except re.error as error:  # a range that runs backwards, in older versions of Python
+                raise ValueError(f"{self.schemes_source}: {pattern!r} is not a pattern of fnmatch: {error}.") from None
             if not matched:
-                shown = ", ".join(list(names)[:8]) + (", ..." if len(names) > 8 else "")
-                raise ValueError(f"schemes: {pattern!r} matches no parameter of this optimizer. Its parameters are {shown}.")
+                some = ", ".join(list(names)[:8]) + (", ..." if len(names) > 8 else "")
+                raise ValueError(
+                    f"{self.schemes_source}: {pattern!r} matches no parameter of this optimizer. Its parameters are {some}."
+                )
             wanted.update((name, scheme) for name in matched)
         return [wanted[name] for name in names]
-
-
-def _validate(parse, text, source) -> None:
-    """The core knows the values; here is known where a bad one came from."""
-    try:
-        parse(str(text))
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from None
 
 
 def _parse_schemes(text: str) -> Dict[str, str]:
@@ -91,12 +106,29 @@ def _parse_schemes(text: str) -> Dict[str, str]:
     for item in filter(None, (part.strip() for part in text.split(","))):
         pattern, separator, scheme = item.rpartition("=")
         if not separator or not pattern:
-            raise ValueError(f"POSEIDON_SCHEMES: {item!r} is not of the form PATTERN=SCHEME.")
+            raise ValueError(f"POSEIDON_SCHEMES: {shown(item)} is not of the form PATTERN=SCHEME.")
         schemes[pattern.strip()] = scheme.strip()
     return schemes
 
 
-_NETWORK_VARIABLES = ("POSEIDON_ALPHA_ALLREDUCE", "POSEIDON_BETA_ALLREDUCE", "POSEIDON_ALPHA_ALLGATHER", "POSEIDON_BETA_ALLGATHER")
+def _checked_schemes(schemes: Mapping[str, str], source: str) -> Dict[str, str]:
+    if not isinstance(schemes, Mapping):
+        raise ValueError(f"{source}: {shown(schemes)} is not a mapping of patterns to schemes.")
+    for pattern, scheme in schemes.items():
+        if not isinstance(pattern, str) or len(pattern) > _MOST_PATTERN:
+            raise ValueError(f"{source}: {shown(pattern)} is not a pattern of at most {_MOST_PATTERN} characters.")
+        one_of(_C.parse_scheme_override, f"{source}, {pattern!r}", scheme)
+    return dict(schemes)
+
+
+_KINDS = ("allreduce", "allgather")
+_KEYS = (
+    ("alpha_seconds", "a number of seconds", _C.most_alpha),
+    ("beta_seconds_per_byte", "a number of seconds per byte", _C.most_beta),
+)
+_NETWORK_VARIABLES = (
+    "POSEIDON_ALPHA_ALLREDUCE", "POSEIDON_BETA_ALLREDUCE", "POSEIDON_ALPHA_ALLGATHER", "POSEIDON_BETA_ALLGATHER"
+)
 
 
 def _network(network: Union[None, str, Mapping[str, Any]]) -> Optional[Tuple[float, float, float, float]]:
@@ -105,91 +137,96 @@ def _network(network: Union[None, str, Mapping[str, Any]]) -> Optional[Tuple[flo
     if network is None and any(name in os.environ for name in _NETWORK_VARIABLES):
         missing = [name for name in _NETWORK_VARIABLES if name not in os.environ]
         if missing:
-            raise ValueError(f"{', '.join(missing)}: not set, though others of {', '.join(_NETWORK_VARIABLES)} are. Set all four or none.")
-        return tuple(_number(name, os.environ[name]) for name in _NETWORK_VARIABLES)
+            raise ValueError(
+                f"{', '.join(missing)}: not set, though others of {', '.join(_NETWORK_VARIABLES)} are. Set all four or none."
+            )
+        return _checked_network(_NETWORK_VARIABLES, [os.environ[name] for name in _NETWORK_VARIABLES])
     if network is None and os.environ.get("POSEIDON_PROFILE"):
         network, source = os.environ["POSEIDON_PROFILE"], "POSEIDON_PROFILE"
     if network is None:
         return None
     try:
         if isinstance(network, (str, os.PathLike)):
-            with open(network, encoding="utf-8") as file:
-                network = json.load(file)
+            network = read_json(network)
         network = network.get("network", network)  # a whole plan() will do
-        values = [network[kind][key] for kind in ("allreduce", "allgather") for key in ("alpha_seconds", "beta_seconds_per_byte")]
-    except (OSError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        values = [network[kind][key] for kind in _KINDS for key, _, _ in _KEYS]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
-            f"{source}: cannot read a network from it ({type(error).__name__}: {error}). Give what optimizer.plan()[\"network\"] "
-            "returned, or the name of a JSON file with it."
+            f"{source}: cannot read a network from it ({type(error).__name__}: {error}). Give what "
+            "optimizer.plan()[\"network\"] returned, or the name of a JSON file with it."
         ) from None
-    return tuple(_number(source, value) for value in values)
+    return _checked_network([f"{source}: {kind}, {key}" for kind in _KINDS for key, _, _ in _KEYS], values)
 
 
-def _number(source: str, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{source}: {value!r} is not a number of seconds (alpha) or seconds per byte (beta), 0 or more.")
-    return number
+def _checked_network(sources: Sequence[str], values: Sequence[Any]) -> Tuple[float, float, float, float]:
+    """alpha and beta of allreduce, then of allgather."""
+    ranges = _KEYS * len(_KINDS)
+    checked = tuple(number(source, value, what, most) for source, value, (_, what, most) in zip(sources, values, ranges))
+    for kind, at in zip(_KINDS, (0, 2)):
+        if checked[at] == checked[at + 1] == 0:
+            raise ValueError(
+                f"{sources[at]} and {sources[at + 1]} are both 0, as if an {kind} took no time. Give one of them, or no "
+                "network at all: then it is measured."
+            )
+    return checked
 
 
 def _memory_limit(memory_limit: Optional[float]) -> float:
-    source, scale = "memory_limit", 1.0
-    if memory_limit is None:
-        text = os.environ.get("POSEIDON_MEMORY_LIMIT_MB")
-        if text is None:
-            return Config.memory_limit
-        memory_limit, source, scale = text, "POSEIDON_MEMORY_LIMIT_MB", 1e6
-    try:
-        value = float(memory_limit) * scale
-    except (TypeError, ValueError):
-        value = math.nan
-    if not value >= 0:
-        raise ValueError(f"{source}: {memory_limit!r} is not a size of 0 or more.")
-    return value
+    if memory_limit is not None:
+        return number("memory_limit", memory_limit, "a size in bytes", _C.most_bytes)
+    megabytes = from_environment("POSEIDON_MEMORY_LIMIT_MB")
+    if megabytes is None:
+        return Config.memory_limit
+    return number("POSEIDON_MEMORY_LIMIT_MB", megabytes, "a size in 10^6 bytes", _C.most_bytes / 1e6) * 1e6
 
 
 def _log_plans() -> bool:
     level = os.environ.get("POSEIDON_LOG_LEVEL", "warning")
     if level not in ("info", "warning"):
-        raise ValueError(f"POSEIDON_LOG_LEVEL: {level!r} is none of info, warning.")
+        raise ValueError(f"POSEIDON_LOG_LEVEL: {shown(level)} is none of info, warning.")
     return level == "info"
 
 
 def _dense(dense: Optional[str], policy: str) -> str:
     source = "dense"
     if dense is None:
-        dense, source = os.environ.get("POSEIDON_DENSE", Config.dense), "POSEIDON_DENSE"
-    _validate(_C.parse_dense, dense, source)
+        dense, source = from_environment("POSEIDON_DENSE"), "POSEIDON_DENSE"
+    dense = Config.dense if dense is None else one_of(_C.parse_dense, source, dense)
     return "lazy" if dense == "auto" and policy in ("bytes", "sfb") else dense
 
 
 def _uneven_steps(uneven_steps: Optional[bool]) -> bool:
     if uneven_steps is not None:
+        try:
+            known = uneven_steps in (False, True)
+        except Exception:  # an array, say
+            known = False
+        if not known:
+            raise ValueError(f"uneven_steps: {shown(uneven_steps)} is none of False, True.")
         return bool(uneven_steps)
     text = os.environ.get("POSEIDON_UNEVEN_STEPS", "0")
     if text not in ("0", "1"):
-        raise ValueError(f"POSEIDON_UNEVEN_STEPS: {text!r} is none of 0, 1.")
+        raise ValueError(f"POSEIDON_UNEVEN_STEPS: {shown(text)} is none of 0, 1.")
     return text == "1"
 
 
 def _reduce_in(reduce_in: Optional[str]) -> str:
     source = "reduce_in"
     if reduce_in is None:
-        reduce_in, source = os.environ.get("POSEIDON_REDUCE_IN", Config.reduce_in), "POSEIDON_REDUCE_IN"
+        reduce_in, source = from_environment("POSEIDON_REDUCE_IN"), "POSEIDON_REDUCE_IN"
+    reduce_in = Config.reduce_in if reduce_in is None else reduce_in
     if reduce_in not in ("backward", "step"):
-        raise ValueError(f"{source}: {reduce_in!r} is none of backward, step.")
+        raise ValueError(f"{source}: {shown(reduce_in)} is none of backward, step.")
     return reduce_in
 
 
 def stall_warning_seconds() -> float:
-    """Seconds of silence before a wait warns: Horovod's own setting, so that both speak at the same time."""
+    """Seconds of silence before a wait warns, 0 for never: Horovod's own setting, so that both speak at the same time.
+
+    Raises:
+        ValueError: it is not a number, or less than 0. Horovod takes any size, and so does this.
+    """
     if os.environ.get("HOROVOD_STALL_CHECK_DISABLE") == "1":
         return 0.0
     text = os.environ.get("HOROVOD_STALL_CHECK_TIME_SECONDS", "60")
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"HOROVOD_STALL_CHECK_TIME_SECONDS={text!r} is not a number of seconds.") from None
+    return min(number("HOROVOD_STALL_CHECK_TIME_SECONDS", text, "a number of seconds", math.inf), _C.most_seconds)

@@ -1,7 +1,7 @@
 """Launches are shared by the tests that read their outcomes."""
 
 from collections import defaultdict
-from typing import Dict, List, Tuple
+from typing import Dict, List
 
 import pytest
 
@@ -9,17 +9,16 @@ from harness.campaign import Outcome, run_cases
 
 
 class Campaigns:
-    """Runs a module's selected cases at the first question about one of them."""
+    """Runs all selected cases of a number of real ranks at the first question about one of them."""
 
-    def __init__(self, selected: Dict[Tuple[int, str], List[str]]) -> None:
+    def __init__(self, selected: Dict[int, List[str]]) -> None:
         self._selected = selected
-        self._outcomes: Dict[Tuple[int, str], Dict[str, Outcome]] = {}
+        self._outcomes: Dict[int, Dict[str, Outcome]] = {}
 
-    def outcome(self, ranks: int, module: str, case: str) -> Outcome:
-        key = ranks, module
-        if key not in self._outcomes:
-            self._outcomes[key] = run_cases(ranks, module, self._selected[key])
-        return self._outcomes[key][case]
+    def outcome(self, ranks: int, case: str) -> Outcome:
+        if ranks not in self._outcomes:
+            self._outcomes[ranks] = run_cases(ranks, self._selected[ranks])
+        return self._outcomes[ranks][case]
 
 
 @pytest.fixture(scope="session")
@@ -28,5 +27,5 @@ def campaigns(request) -> Campaigns:
     for item in request.session.items:
         if "campaigns" in getattr(item, "fixturenames", ()):
             params = item.callspec.params
-            selected[params["ranks"], params["module"]].append(params["case"])
+            selected[params["ranks"]].append(params["case"])
     return Campaigns(selected)

@@ -1,17 +1,28 @@
-"""Every case of ``cases/`` on 2 and on 4 real ranks; one launch per module and number of ranks."""
+"""Every case of ``cases/``: on ranks that are threads, or on 2 and 4 real ones, which it shares with others."""
 
 import pytest
 
-from harness.registry import MODULES, cases_of
+from harness.registry import find, selection
+from harness.world import World
+
+
+def _parametrized(kind):
+    chosen = selection(kind)
+    ids = [f"{ranks}-{case.replace('.', '-', 1)}" for ranks, case in chosen]
+    return pytest.mark.parametrize(("ranks", "case"), chosen, ids=ids)
+
+
+@_parametrized("threads")
+def test_threads(ranks, case):
+    found = find(case)
+    with World(ranks, measured=found.measured) as world:
+        world.run(found.run, seconds=found.seconds)
+
 
 # The first test of a launch waits for all of it.
-pytestmark = pytest.mark.timeout(600)
-
-_ALL = [(ranks, module, name) for ranks in (2, 4) for module in MODULES for name, c in cases_of(module).items() if ranks in c.ranks]
-
-
-@pytest.mark.parametrize(("ranks", "module", "case"), _ALL, ids=[f"{ranks}-{module}-{name}" for ranks, module, name in _ALL])
-def test_case(ranks, module, case, campaigns):
-    outcome = campaigns.outcome(ranks, module, case)
+@pytest.mark.timeout(1800)
+@_parametrized("ranks")
+def test_ranks(ranks, case, campaigns):
+    outcome = campaigns.outcome(ranks, case)
     if not outcome.passed:
         pytest.fail(outcome.text, pytrace=False)

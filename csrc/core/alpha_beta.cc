@@ -2,32 +2,23 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
+#include "core/bounds.h"
 #include "core/median.h"
 
 namespace poseidon {
 namespace {
+
+using SecondsBySize = std::map<double, std::vector<double>>;
 
 double LowerQuartile(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[(values.size() - 1) / 4];
 }
 
-}  // namespace
-
-AlphaBetaFit FitAlphaBeta(const std::vector<Trial>& trials) {
+AlphaBetaFit FitLine(const SecondsBySize& by_size) {
   AlphaBetaFit fit;
-  std::map<double, std::vector<double>> by_size;
-  std::vector<double> skews;
-  for (const Trial& trial : trials) {
-    if (trial.seconds_by_rank.empty()) continue;
-    const auto [least, most] = std::minmax_element(trial.seconds_by_rank.begin(), trial.seconds_by_rank.end());
-    by_size[trial.bytes].push_back(std::max(*least, 1e-9));
-    skews.push_back(*most - *least);
-  }
-  if (by_size.empty()) return fit;
-  fit.skew_seconds = Median(std::move(skews));
-
   double s1 = 0, sx = 0, sy = 0, sxx = 0, sxy = 0;
   for (const auto& [bytes, seconds] : by_size) {
     // Disturbances only delay. And a network that is taken for better than it is gets tried and found out; one taken for worse does not.
@@ -54,6 +45,30 @@ AlphaBetaFit FitAlphaBeta(const std::vector<Trial>& trials) {
     fit.clamped = true;
     fit.model = {sy / s1, 0};
   }
+  return fit;
+}
+
+}  // namespace
+
+AlphaBetaFit FitAlphaBeta(const std::vector<Trial>& trials) {
+  SecondsBySize by_size;
+  std::vector<double> skews;
+  for (const Trial& trial : trials) {
+    if (trial.seconds_by_rank.empty()) continue;
+    double least = kMostSeconds, most = 0;
+    for (double seconds : trial.seconds_by_rank) {
+      least = std::min(least, Bounded(seconds, 0, kMostSeconds));
+      most = std::max(most, Bounded(seconds, 0, kMostSeconds));
+    }
+    by_size[Bounded(trial.bytes, 0, kMostBytes)].push_back(std::max(least, 1e-9));
+    skews.push_back(most - least);
+  }
+  if (by_size.empty()) return {};
+  AlphaBetaFit fit = FitLine(by_size);
+  const AlphaBeta bounded = {Bounded(fit.model.alpha, 0, kMostAlpha), Bounded(fit.model.beta, 0, kMostBeta)};
+  fit.clamped = fit.clamped || bounded.alpha != fit.model.alpha || bounded.beta != fit.model.beta;
+  fit.model = bounded;
+  fit.skew_seconds = Median(std::move(skews));
   return fit;
 }
 

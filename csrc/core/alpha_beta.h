@@ -23,7 +23,7 @@ struct Trial {
 struct AlphaBetaFit {
   AlphaBeta model;
   double skew_seconds = 0;  // median over trials of how much longer the first rank waited than the last one
-  bool clamped = false;     // alpha or beta came out negative and was set to 0
+  bool clamped = false;     // alpha or beta came out negative or beyond bounds (bounds.h) and was moved in
 };
 
 // The rank that enqueued last waited for nobody, so the smallest duration is the transfer's and the rest of the largest is skew:

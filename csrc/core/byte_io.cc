@@ -1,5 +1,6 @@
 #include "core/byte_io.h"
 
+#include <cmath>
 #include <cstring>
 
 namespace poseidon {
@@ -61,7 +62,20 @@ double ByteReader::ReadDouble() {
   const uint64_t bits = ReadU64();
   double value;
   std::memcpy(&value, &bits, sizeof(value));
-  return value;
+  if (!std::isfinite(value)) Fail();
+  return ok_ ? value : 0;
+}
+
+double ByteReader::ReadDoubleWithin(double least, double most) {
+  const double value = ReadDouble();
+  if (!IsWithin(value, least, most)) Fail();
+  return ok_ ? value : 0;
+}
+
+double ByteReader::ReadOrNone(double most) {
+  const double value = ReadDouble();
+  if (value != -1 && !IsWithin(value, 0, most)) Fail();
+  return ok_ ? value : 0;
 }
 
 std::string ByteReader::ReadString() {

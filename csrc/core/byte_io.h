@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/bounds.h"
+
 namespace poseidon {
 
 class ByteWriter {
@@ -20,6 +22,10 @@ class ByteWriter {
   void WriteU64(uint64_t value);
   void WriteI64(int64_t value) { WriteU64(static_cast<uint64_t>(value)); }
   void WriteDouble(double value);                           // IEEE 754 bits
+  // Moved into the bounds that the reader has (bounds.h), so that what one rank measures every rank can read.
+  void WriteDoubleWithin(double value, double least, double most) { WriteDouble(Bounded(value, least, most)); }
+  void WriteSeconds(double value) { WriteDoubleWithin(value, 0, kMostSeconds); }
+  void WriteOrNone(double value, double most) { value < 0 ? WriteDouble(-1) : WriteDoubleWithin(value, 0, most); }
   void WriteString(const std::string& value);               // U32 length, bytes
   void WriteI64Vector(const std::vector<int64_t>& values);  // U32 count, elements
 
@@ -42,7 +48,10 @@ class ByteReader {
   uint32_t ReadU32();
   uint64_t ReadU64();
   int64_t ReadI64() { return static_cast<int64_t>(ReadU64()); }
-  double ReadDouble();
+  double ReadDouble();                                    // one that is not finite fails
+  double ReadDoubleWithin(double least, double most);     // one outside fails
+  double ReadSeconds() { return ReadDoubleWithin(0, kMostSeconds); }
+  double ReadOrNone(double most);                         // 0 to `most`, or -1
   std::string ReadString();
   std::vector<int64_t> ReadI64Vector();
   // Count of records that follow, each at least min_record_bytes (>= 1) long. Fails if so many cannot be left, which keeps a

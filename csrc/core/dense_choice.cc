@@ -30,7 +30,7 @@ std::vector<DenseTensor> TensorsToSlice(const MergedProfile& profile, const std:
       continue;
     }
     const DType wire = AllreduceWireDType(merged.base.dtype, fp16_wire);
-    const auto bytes = static_cast<double>(NumElements(merged.base.shape) * SizeOf(wire));
+    const auto bytes = static_cast<double>(NumElements(merged.base.shape)) * static_cast<double>(SizeOf(wire));
     tensors.push_back({static_cast<int>(i), bytes, std::max(0.0, merged.ready_seconds), static_cast<uint8_t>(wire)});
   }
   std::stable_sort(tensors.begin(), tensors.end(), [&](const DenseTensor& a, const DenseTensor& b) {

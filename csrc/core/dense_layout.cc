@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include "core/bounds.h"
 #include "core/named.h"
 
 namespace poseidon {
@@ -14,13 +15,26 @@ namespace poseidon {
 namespace {
 
 // That share a message. One collective takes 2^31 elements.
-constexpr double kMostBytes = 1 << 30;
+constexpr double kMostSharedBytes = 1 << 30;
 // Thetas from which kAuto chooses.
 constexpr double kFirstTheta = 64 << 10;
 constexpr double kLastTheta = 64 << 20;
 constexpr double kThetaGrowth = 4;
+constexpr double kLeastPart = 8;  // bytes: an element of the widest dtype
 
 bool HasTheta(DenseMethod method) { return method == DenseMethod::kLazy || method == DenseMethod::kPriority; }
+
+std::vector<DenseTensor> InBounds(std::vector<DenseTensor> tensors) {
+  for (DenseTensor& tensor : tensors) {
+    tensor.bytes = Bounded(tensor.bytes, 0, kMostBytes);
+    tensor.ready = Bounded(tensor.ready, 0, kMostSeconds);
+  }
+  return tensors;
+}
+
+AlphaBeta InBounds(const AlphaBeta& model) {
+  return {Bounded(model.alpha, 0, kMostSeconds), Bounded(model.beta, 0, kMostSeconds)};
+}
 
 // Indices into `tensors` by kind; within a kind in the order given.
 std::map<uint8_t, std::vector<size_t>> ByKind(const std::vector<DenseTensor>& tensors) {
@@ -56,9 +70,10 @@ Status ParseDense(const std::string& text, DenseSettings* out) {
     const std::string number = text.substr(colon + 1);
     char* end = nullptr;
     const double theta = std::strtod(number.c_str(), &end);
-    const bool whole = !number.empty() && *end == '\0';
-    if (!HasTheta(settings.method) || !whole || !(theta >= 1 && theta <= 1e12)) {
-      return Status::InvalidArgument("'" + text + "': only lazy and priority take a number, of bytes, at least 1: lazy:4194304");
+    const bool whole = !number.empty() && end == number.c_str() + number.size();
+    if (!HasTheta(settings.method) || !whole || !IsWithin(theta, 1, 1e12)) {
+      return Status::InvalidArgument("'" + text +
+                                     "': only lazy and priority take a number, of bytes, from 1 to 1e12: lazy:4194304");
     }
     settings.theta = static_cast<int64_t>(theta);
   }
@@ -76,7 +91,7 @@ std::vector<DenseSlice> LayOutLazily(const std::vector<DenseTensor>& tensors, do
         slices.push_back({{tensors[i].index}});
         continue;
       }
-      if (bytes > 0 && bytes + tensors[i].bytes > kMostBytes) {
+      if (bytes > 0 && bytes + tensors[i].bytes > kMostSharedBytes) {
         slices.push_back(std::exchange(open, {}));
         bytes = 0;
       }
@@ -96,7 +111,9 @@ std::vector<DenseSlice> LayOutLazily(const std::vector<DenseTensor>& tensors, do
   return LayOutLazily(tensors, theta, theta);
 }
 
-std::vector<DenseSlice> LayOutMerged(const std::vector<DenseTensor>& tensors, const AlphaBeta& allreduce) {
+std::vector<DenseSlice> LayOutMerged(const std::vector<DenseTensor>& given, const AlphaBeta& network) {
+  const std::vector<DenseTensor> tensors = InBounds(given);
+  const AlphaBeta allreduce = InBounds(network);
   std::vector<DenseSlice> slices;
   for (const auto& [kind, members] : ByKind(tensors)) {
     double channel_free = 0;
@@ -108,7 +125,7 @@ std::vector<DenseSlice> LayOutMerged(const std::vector<DenseTensor>& tensors, co
       bytes += tensor.bytes;
       const double start = std::max(channel_free, tensor.ready);
       const DenseTensor* next = at + 1 < members.size() ? &tensors[members[at + 1]] : nullptr;
-      if (next != nullptr && next->ready - start < allreduce.alpha && bytes + next->bytes <= kMostBytes) continue;
+      if (next != nullptr && next->ready - start < allreduce.alpha && bytes + next->bytes <= kMostSharedBytes) continue;
       channel_free = start + allreduce.Seconds(bytes);
       slices.push_back(std::move(open));
       open = {};
@@ -118,7 +135,13 @@ std::vector<DenseSlice> LayOutMerged(const std::vector<DenseTensor>& tensors, co
   return slices;
 }
 
-std::vector<DenseSlice> LayOutByPriority(const std::vector<DenseTensor>& tensors, double theta, const AlphaBeta& allreduce) {
+std::vector<DenseSlice> LayOutByPriority(const std::vector<DenseTensor>& given, double theta,
+                                         const AlphaBeta& network) {
+  const std::vector<DenseTensor> tensors = InBounds(given);
+  const AlphaBeta allreduce = InBounds(network);
+  double bytes = 0;
+  for (const DenseTensor& tensor : tensors) bytes += tensor.bytes;
+  const double part = std::max({kLeastPart, bytes / kMostParts, theta});
   struct Left {
     size_t tensor;
     int parts;
@@ -126,7 +149,7 @@ std::vector<DenseSlice> LayOutByPriority(const std::vector<DenseTensor>& tensors
   };
   std::vector<Left> left;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    left.push_back({i, static_cast<int>(std::max(1.0, std::ceil(tensors[i].bytes / theta)))});
+    left.push_back({i, static_cast<int>(std::max(1.0, std::ceil(tensors[i].bytes / part)))});
   }
   std::vector<DenseSlice> slices;
   double now = 0;

@@ -31,7 +31,8 @@ struct DenseSettings {
 };
 
 const char* Name(DenseMethod method);
-// "auto", "lazy", "lazy:1000000", ...; the number is theta, for lazy and priority. As the other Parse functions (scheme.h).
+// "auto", "lazy", "lazy:1000000", ...; the number is theta, from 1 to 1e12, for lazy and priority. As the other Parse
+// functions (scheme.h).
 Status ParseDense(const std::string& text, DenseSettings* out);
 
 struct DenseTensor {
@@ -52,13 +53,17 @@ struct DenseSlice {
   }
 };
 
+// Any number is taken for the nearest one within bounds (bounds.h), NaN for the least, so every tensor is in one slice,
+// or one slice per part.
+
 // Tensors in the order of backward. theta bytes or more, or with `alone` so many: alone, in place.
 std::vector<DenseSlice> LayOutLazily(const std::vector<DenseTensor>& tensors, double theta);
 std::vector<DenseSlice> LayOutLazily(const std::vector<DenseTensor>& tensors, double theta, double alone);
 // A gradient waits for the next one if that comes less than alpha after its own message could start.
 std::vector<DenseSlice> LayOutMerged(const std::vector<DenseTensor>& tensors, const AlphaBeta& allreduce);
 // In the order in which they are sent: always, of what is complete by then, what was completed last in backward, which the next forward
-// needs first.
+// needs first. Not more than kMostParts parts beyond one per gradient: a smaller theta makes parts of another size.
+constexpr int kMostParts = 2048;
 std::vector<DenseSlice> LayOutByPriority(const std::vector<DenseTensor>& tensors, double theta, const AlphaBeta& allreduce);
 // For every method but kAuto.
 std::vector<DenseSlice> LayOut(const DenseSettings& settings, const std::vector<DenseTensor>& tensors, const AlphaBeta& allreduce);

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <utility>
 
+#include "core/bounds.h"
+
 namespace poseidon {
 
 namespace {
@@ -15,6 +17,11 @@ namespace {
 Status Named(const Status& status, const Exchange& exchange) {
   if (status.ok() || status.message().find(exchange.name()) != std::string::npos) return status;
   return Status(status.code(), exchange.name() + ": " + status.message());
+}
+
+// A deadline further away than that would overflow and lie in the past.
+Clock::duration AtMostAsLongAsTheClockCounts(double seconds) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(Bounded(seconds, 0, kMostSeconds)));
 }
 
 std::string DescribePending(const std::vector<std::shared_ptr<Exchange>>& exchanges) {
@@ -178,7 +185,7 @@ void Engine::Run() {
 bool Engine::WaitFor(const std::vector<std::shared_ptr<Exchange>>& exchanges, double seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   ++waiters_;
-  const bool ended = finished_.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
+  const bool ended = finished_.wait_for(lock, AtMostAsLongAsTheClockCounts(seconds), [&] {
     return std::all_of(exchanges.begin(), exchanges.end(),
                        [](const auto& e) { return e->state() != Exchange::State::kInFlight; });
   });
@@ -187,13 +194,13 @@ bool Engine::WaitFor(const std::vector<std::shared_ptr<Exchange>>& exchanges, do
 }
 
 Status Engine::Wait(const std::vector<std::shared_ptr<Exchange>>& exchanges, double* waited_seconds) {
-  const auto warn_every = std::chrono::duration<double>(options_.stall_warning_seconds);
+  const Clock::duration warn_every = AtMostAsLongAsTheClockCounts(options_.stall_warning_seconds);
   std::vector<const Exchange*> open;
   for (const auto& exchange : exchanges) {
     if (exchange->state() == Exchange::State::kInFlight) open.push_back(exchange.get());
   }
   Clock::time_point since = Clock::now();
-  Clock::time_point warn_at = since + std::chrono::duration_cast<Clock::duration>(warn_every);
+  Clock::time_point warn_at = since + warn_every;
   while (!open.empty()) {
     bool stopped = false;
     bool stalled = false;
@@ -234,7 +241,7 @@ Status Engine::Wait(const std::vector<std::shared_ptr<Exchange>>& exchanges, dou
                              ". Either a rank has not sent them yet, or it has failed; Horovod's stall inspector names the "
                              "missing ranks.");
       }
-      warn_at = now + std::chrono::duration_cast<Clock::duration>(warn_every);
+      warn_at = now + warn_every;
     }
   }
   for (const auto& exchange : exchanges) {

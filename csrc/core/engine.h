@@ -22,7 +22,7 @@ namespace poseidon {
 class Engine {
  public:
   struct Options {
-    double stall_warning_seconds = 60;                    // how long a wait stays silent; <= 0: for ever
+    double stall_warning_seconds = 60;                    // how long a wait stays silent; 0, less, NaN: for ever
     std::function<void(const std::string&)> log_warning;  // any thread; empty: dropped
   };
 

@@ -2,8 +2,12 @@
 
 #include <cstring>
 
+#include "core/row_scales.h"
+
 namespace poseidon {
 namespace {
+
+constexpr uint32_t kFlagMask = (1u << kFlagBits) - 1;
 
 // One flag element through memcpy: the message may be unaligned, and its type is not ours to alias.
 template <typename Word>
@@ -46,7 +50,9 @@ void WriteFlag(void* message, int64_t rows, uint32_t flags, const FactorLayout& 
   const int64_t width = SizeOf(dtype);
   auto* bytes = static_cast<unsigned char*>(message);
   for (int64_t row = 0; row < rows; ++row) {
-    Store(bytes + (row * layout.row_elements() + layout.flag_offset()) * width, row == 0 ? flags : 0, width);
+    unsigned char* at = bytes + (row * layout.row_elements() + layout.flag_offset()) * width;
+    const uint32_t scales = HasRowScales(dtype) ? Load(at, width) & ~kFlagMask : 0;
+    Store(at, scales | (row == 0 ? flags : 0), width);
   }
 }
 
@@ -57,7 +63,7 @@ uint32_t ReadFlags(const void* gathered, int64_t total_rows, const FactorLayout&
   for (int64_t row = 0; row < total_rows; ++row) {
     flags |= Load(bytes + (row * layout.row_elements() + layout.flag_offset()) * width, width);
   }
-  return flags;
+  return flags & kFlagMask;
 }
 
 int64_t IdElements(DType dtype) { return SizeOf(dtype) == 2 ? 2 : 1; }

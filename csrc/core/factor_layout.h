@@ -15,6 +15,7 @@
 // The flag element is an unsigned integer of the element's width, NOT a number of that dtype: as a float it would be a
 // denormal, which conversion or arithmetic may flush. Write it after any dtype conversion. Flags sit in the first row of each
 // rank's block and are 0 elsewhere. A rank with flags but no rows sends one row of zeros, which adds nothing to d^T x.
+// In float16 the element's upper bits hold the row's scales (row_scales.h), in every row.
 //
 // Pure functions on host memory, any thread. No alignment is required. For a message on a device, copy its flag column to
 // the host and use the functions with a layout of {0, 0}, whose rows are the flag alone.
@@ -36,6 +37,9 @@ constexpr uint32_t kFlagExtraBias = 1u << 1;
 // the extra part is what the user left or put into .grad, such as the result of a synchronize() that is followed by another.
 constexpr uint32_t kFlagForeign = 1u << 2;
 
+// Flags are bits below this one, in every dtype.
+constexpr int kFlagBits = 4;
+
 // Horovod's collectives count elements in an int.
 constexpr int64_t kMaxCollectiveElements = (int64_t{1} << 31) - 2;
 
@@ -53,11 +57,11 @@ struct FactorLayout {
 // Rows of the message of a rank that has `rows` rows of factors.
 int64_t MessageRows(int64_t rows, uint32_t flags);
 
-// Writes the flag column of a whole message: `flags` in the first row, 0 in the others. `rows` is MessageRows(). x and d are
-// left alone, so the caller zeroes the row of a message that has none.
+// Writes the flags of a whole message: `flags` in the first row, 0 in the others. `rows` is MessageRows(). x, d and
+// scales are left alone, so the caller zeroes the row of a message that has none.
 void WriteFlag(void* message, int64_t rows, uint32_t flags, const FactorLayout& layout, DType dtype);
 
-// OR of the flag column. Reads all rows: where a rank's block starts is not needed.
+// OR of all flags. Reads all rows: where a rank's block starts is not needed.
 uint32_t ReadFlags(const void* gathered, int64_t total_rows, const FactorLayout& layout, DType dtype);
 
 // Elements that an id takes in a message of this dtype: 2 of a 16-bit type, else 1. Such a type has at least 2 bytes.

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <utility>
 
-#include "core/byte_io.h"
 #include "core/gather_bytes.h"
+#include "core/measurements.h"
 #include "core/median.h"
 
 namespace poseidon {
@@ -62,16 +62,18 @@ class Probe final : public Exchange {
 
 Status ShareDurations(Engine& engine, const CalibrationOptions& options, const std::string& name,
                       const std::vector<double>& mine, double bytes, std::vector<Trial>* trials) {
-  ByteWriter writer;
-  for (double seconds : mine) writer.WriteDouble(seconds);
   std::vector<std::vector<uint8_t>> gathered;
-  Status status = GatherBytes(engine, name, options.process_set, writer.bytes(), &gathered);
+  Status status = GatherBytes(engine, name, options.process_set, options.size, EncodeDurations(mine), &gathered);
   if (!status.ok()) return status;
+  const size_t first = trials->size();
   for (size_t i = 0; i < mine.size(); ++i) trials->push_back({bytes, std::vector<double>(gathered.size())});
   for (size_t rank = 0; rank < gathered.size(); ++rank) {
-    ByteReader reader(gathered[rank]);
-    for (size_t i = trials->size() - mine.size(); i < trials->size(); ++i) (*trials)[i].seconds_by_rank[rank] = reader.ReadDouble();
-    if (!reader.Finished()) return Status::Internal("rank " + std::to_string(rank) + " timed another number of collectives.");
+    std::vector<double> seconds;
+    status = DecodeDurations(gathered[rank], mine.size(), &seconds);
+    if (!status.ok()) {
+      return Status::Internal("rank " + std::to_string(rank) + " measured other collectives: " + status.message());
+    }
+    for (size_t i = 0; i < seconds.size(); ++i) (*trials)[first + i].seconds_by_rank[rank] = seconds[i];
   }
   return Status::OK();
 }

@@ -35,6 +35,11 @@ std::vector<uint8_t> EncodePlan(const Plan& plan);
 // kInvalidArgument for anything that EncodePlan of this version did not write; *out is then unspecified.
 Status DecodePlan(const void* data, size_t size, Plan* out);
 
+// That a plan read from rank 0 fits what this rank knows: ranks, parameters in order, and slices that send each
+// allreduced gradient at most once, whole or in all of its parts. After that its indices may be used as they are.
+// kInternal says what does not fit.
+Status CheckPlan(const Plan& plan, int size, const std::vector<LocalTensor>& local);
+
 // FNV-1a, 64 bits. Against accidents, not against an adversary.
 uint64_t HashBytes(const void* data, size_t size);
 

@@ -11,13 +11,11 @@ namespace poseidon {
 namespace {
 
 constexpr uint32_t kMagic = 0x36465250;  // "PRF6"; the digit changes with the format
-// Larger counts can only be corruption; the bound keeps sums over ranks from overflowing.
-constexpr int64_t kMaxCount = int64_t{1} << 48;
 constexpr size_t kMinTensorBytes = 62;  // name, shape and reason empty
 
 int64_t ReadCounted(ByteReader* reader) {
   const int64_t value = reader->ReadI64();
-  if (value < 0 || value > kMaxCount) reader->Fail();
+  if (value < 0 || value > kMostCount) reader->Fail();
   return value;
 }
 
@@ -69,26 +67,6 @@ Status CompareTensors(const RankProfile& first, const RankProfile& other, size_t
     if (same) continue;
     return Status::InvalidArgument(Differ("parameter " + std::to_string(i), a ? Describe(*a) : "none", rank,
                                           b ? Describe(*b) : "none", remedy));
-  }
-  return Status::OK();
-}
-
-// Ranks that have a gradient of it must send the same kind.
-Status CompareLayouts(const std::vector<RankProfile>& by_rank, size_t index) {
-  const TensorProfile* first = nullptr;
-  size_t first_rank = 0;
-  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-    const TensorProfile& tensor = by_rank[rank].tensors[index];
-    if (!tensor.used) continue;
-    if (first == nullptr) {
-      first = &tensor;
-      first_rank = rank;
-    }
-    if (first->sparse == tensor.sparse) continue;
-    const auto kind = [](bool sparse) { return std::string(sparse ? "a sparse one" : "a dense one"); };
-    return Status::InvalidArgument("ranks disagree on the gradient of " + tensor.name + ": rank " + std::to_string(first_rank) + " has " +
-                                   kind(first->sparse) + ", rank " + std::to_string(rank) + " has " + kind(tensor.sparse) +
-                                   "; give the layer the same sparse= on every rank, or set sparse_as_dense=True");
   }
   return Status::OK();
 }
@@ -149,6 +127,25 @@ MergedTensor MergeTensor(const std::vector<RankProfile>& by_rank, size_t index) 
   return merged;
 }
 
+Status CompareLayout(const std::vector<RankProfile>& by_rank, size_t index) {
+  const TensorProfile* first = nullptr;
+  size_t first_rank = 0;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const TensorProfile& tensor = by_rank[rank].tensors[index];
+    if (!tensor.used) continue;
+    if (first == nullptr) {
+      first = &tensor;
+      first_rank = rank;
+    }
+    if (first->sparse == tensor.sparse) continue;
+    const auto kind = [](bool sparse) { return std::string(sparse ? "a sparse one" : "a dense one"); };
+    return Status::InvalidArgument("ranks disagree on the gradient of " + tensor.name + ": rank " + std::to_string(first_rank) + " has " +
+                                   kind(first->sparse) + ", rank " + std::to_string(rank) + " has " + kind(tensor.sparse) +
+                                   "; give the layer the same sparse= on every rank, or set sparse_as_dense=True");
+  }
+  return Status::OK();
+}
+
 }  // namespace
 
 int64_t NumElements(const std::vector<int64_t>& shape) {
@@ -172,9 +169,9 @@ std::vector<uint8_t> EncodeProfile(const RankProfile& profile) {
   writer.WriteU32(kMagic);
   writer.WriteU64(profile.settings_hash);
   writer.WriteString(profile.settings_text);
-  writer.WriteDouble(profile.compute_seconds);
-  writer.WriteDouble(profile.step_seconds);
-  writer.WriteDouble(profile.first_step_seconds);
+  writer.WriteSeconds(profile.compute_seconds);
+  writer.WriteSeconds(profile.step_seconds);
+  writer.WriteSeconds(profile.first_step_seconds);
   writer.WriteU32(static_cast<uint32_t>(profile.tensors.size()));
   for (const TensorProfile& tensor : profile.tensors) {
     writer.WriteString(tensor.name);
@@ -191,7 +188,7 @@ std::vector<uint8_t> EncodeProfile(const RankProfile& profile) {
     writer.WriteBool(tensor.sparse);
     writer.WriteBool(tensor.sfb_allowed);
     writer.WriteString(tensor.reason);
-    writer.WriteDouble(tensor.ready_seconds);
+    writer.WriteOrNone(tensor.ready_seconds, kMostSeconds);
     writer.WriteBool(tensor.is_embedding);
     writer.WriteI64(tensor.unique_rows);
     writer.WriteI64(tensor.order);
@@ -204,9 +201,9 @@ Status DecodeProfile(const void* data, size_t size, RankProfile* out) {
   if (reader.ReadU32() != kMagic) reader.Fail();
   out->settings_hash = reader.ReadU64();
   out->settings_text = reader.ReadString();
-  out->compute_seconds = reader.ReadDouble();
-  out->step_seconds = reader.ReadDouble();
-  out->first_step_seconds = reader.ReadDouble();
+  out->compute_seconds = reader.ReadSeconds();
+  out->step_seconds = reader.ReadSeconds();
+  out->first_step_seconds = reader.ReadSeconds();
   out->tensors.clear();
   const uint32_t count = reader.ReadCount(kMinTensorBytes);
   for (uint32_t i = 0; i < count && reader.ok(); ++i) {
@@ -214,8 +211,9 @@ Status DecodeProfile(const void* data, size_t size, RankProfile* out) {
     tensor.name = reader.ReadString();
     tensor.shape = reader.ReadI64Vector();
     for (int64_t extent : tensor.shape) {
-      if (extent < 0 || extent > kMaxCount) reader.Fail();
+      if (extent < 0 || extent > kMostCount) reader.Fail();
     }
+    if (NumElements(tensor.shape) > kMostCount) reader.Fail();
     tensor.dtype = reader.ReadEnum(DType::kOther);
     tensor.is_linear_weight = reader.ReadBool();
     tensor.bias = reader.ReadString();
@@ -228,7 +226,7 @@ Status DecodeProfile(const void* data, size_t size, RankProfile* out) {
     tensor.sparse = reader.ReadBool();
     tensor.sfb_allowed = reader.ReadBool();
     tensor.reason = reader.ReadString();
-    tensor.ready_seconds = reader.ReadDouble();
+    tensor.ready_seconds = reader.ReadOrNone(kMostSeconds);
     tensor.is_embedding = reader.ReadBool();
     tensor.unique_rows = ReadCounted(&reader);
     tensor.order = reader.ReadI64();
@@ -254,8 +252,14 @@ Status MergeProfiles(const std::vector<RankProfile>& by_rank, MergedProfile* out
     out->first_step_seconds = std::max(out->first_step_seconds, profile.first_step_seconds);
   }
   for (size_t i = 0; i < by_rank[0].tensors.size(); ++i) {
-    if (Status status = CompareLayouts(by_rank, i); !status.ok()) return status;
     out->tensors.push_back(MergeTensor(by_rank, i));
+  }
+  return Status::OK();
+}
+
+Status CompareLayouts(const std::vector<RankProfile>& by_rank) {
+  for (size_t i = 0; i < by_rank[0].tensors.size(); ++i) {
+    if (Status status = CompareLayout(by_rank, i); !status.ok()) return status;
   }
   return Status::OK();
 }

@@ -74,10 +74,13 @@ std::vector<uint8_t> EncodeProfile(const RankProfile& profile);
 // kInvalidArgument for anything that EncodeProfile of this version did not write; *out is then unspecified.
 Status DecodeProfile(const void* data, size_t size, RankProfile* out);
 
-// kInvalidArgument when ranks differ in settings, in the list of (name, shape, dtype, wants a gradient), in order, or in whether a gradient is
-// sparse: names the first difference, both ranks and both values. Ranks that merely used a layer differently (factor dtype, bias) are no error: SFB is
+// kInvalidArgument when ranks differ in settings, in the list of (name, shape, dtype, wants a gradient), in order: names the first difference, both ranks and both values. Ranks that merely used a layer differently (factor dtype, bias) are no error: SFB is
 // not allowed for that tensor. A rank that did not use a tensor in this step has no say in its verdict.
 Status MergeProfiles(const std::vector<RankProfile>& by_rank, MergedProfile* out);
+
+// kInvalidArgument when a gradient is sparse on one rank and dense on another, which would wait for each other for ever while nothing says how
+// it travels: before the first plan. by_rank: what MergeProfiles has accepted.
+Status CompareLayouts(const std::vector<RankProfile>& by_rank);
 
 }  // namespace poseidon
 

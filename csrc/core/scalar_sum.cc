@@ -1,6 +1,8 @@
 #include "core/scalar_sum.h"
 
+#include <cmath>
 #include <memory>
+#include <string>
 
 #include "core/cost_model.h"
 
@@ -17,6 +19,10 @@ Status ScalarSum::Begin(Engine& engine) {
 
 Status ScalarSum::Advance(Engine&, Progress* progress) {
   *progress = Progress::kDone;
+  if (!std::isfinite(sum_)) {
+    return Status::InvalidArgument(name() + ": the sum over ranks is " + std::to_string(sum_) +
+                                   "; every rank must give a finite number");
+  }
   return Status::OK();
 }
 

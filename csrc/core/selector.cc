@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <limits>
 #include <unordered_map>
+#include <utility>
 
 #include "core/cost_model.h"
 #include "core/factor_layout.h"
@@ -255,7 +256,7 @@ void DecideByTime(const MergedProfile& profile, const std::vector<SchemeOverride
 StepModel MakeStepModel(const MergedProfile& profile, const std::vector<TensorDecision>& decisions,
                         const SelectorSettings& settings, const TimeInputs& inputs) {
   // The formulas count what one rank sends; the fitted lines count whole tensors and all that is gathered.
-  const double share = static_cast<double>(settings.size - 1) / settings.size;
+  const double share = static_cast<double>(std::max(2, settings.size) - 1) / std::max(2, settings.size);
   StepModel model;
   model.allreduce = inputs.network.allreduce;
   model.allgather = inputs.network.allgather;
@@ -281,7 +282,7 @@ StepModel MakeStepModel(const MergedProfile& profile, const std::vector<TensorDe
     if (bias != by_name.end()) model.tensors[bias->second].carrier = static_cast<int>(i);
   }
   if (!inputs.slices.empty()) ApplyLayout(inputs.slices, &model);
-  return model;
+  return Bounded(std::move(model));
 }
 
 void ApplyLayout(const std::vector<DenseSlice>& slices, StepModel* model) {

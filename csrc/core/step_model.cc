@@ -5,8 +5,41 @@
 #include <numeric>
 #include <unordered_map>
 
+#include "core/bounds.h"
+
 namespace poseidon {
 namespace {
+
+// Of a network under load, too.
+constexpr double kMostModelAlpha = 1e6, kMostModelBeta = 1e3;
+
+// Calls visit(number, least, most) for every number of the model, which may be const.
+template <typename Model, typename Visit>
+void VisitNumbers(Model& model, Visit visit) {
+  for (auto* line : {&model.allreduce, &model.allgather}) {
+    visit(line->alpha, 0, kMostModelAlpha);
+    visit(line->beta, 0, kMostModelBeta);
+  }
+  visit(model.compute, 0, kMostSeconds);
+  visit(model.contention, 0, 1);
+  visit(model.fusion_bytes, 0, kMostBytes);
+  visit(model.copy, 0, kMostModelBeta);
+  for (auto& tensor : model.tensors) {
+    visit(tensor.ready, -1, kMostSeconds);
+    visit(tensor.allreduce_bytes, 0, kMostBytes);
+    visit(tensor.gather_bytes, 0, kMostBytes);
+    for (auto* seconds : {&tensor.cost.local, &tensor.cost.input, &tensor.cost.pack, &tensor.cost.rebuild}) {
+      visit(*seconds, 0, kMostSeconds);
+    }
+  }
+}
+
+bool IsBounded(const StepModel& model) {
+  bool bounded = true;
+  VisitNumbers(model,
+               [&](double value, double least, double most) { bounded = bounded && IsWithin(value, least, most); });
+  return bounded;
+}
 
 struct Message {
   double ready;
@@ -60,7 +93,6 @@ std::vector<Message> MakeMessages(const StepModel& model, const std::vector<Sche
 
 // Below this share of the step, what the network changes is lost in the noise of everything else.
 constexpr double kLeastShare = 0.1;
-constexpr double kLeastLoad = 0.5, kMostLoad = 4;
 
 double StepUnder(const StepModel& model, const std::vector<Scheme>& schemes, const NetworkLoad& load) {
   return SimulateStep(UnderLoad(model, load), schemes).step;
@@ -70,11 +102,18 @@ double StepUnder(const StepModel& model, const std::vector<Scheme>& schemes, con
 
 StepModel UnderLoad(const StepModel& model, const NetworkLoad& load) {
   StepModel slower = model;
-  slower.allreduce.alpha *= load.allreduce;
-  slower.allreduce.beta *= load.allreduce;
-  slower.allgather.alpha *= load.allgather;
-  slower.allgather.beta *= load.allgather;
+  const double allreduce = Bounded(load.allreduce, kLeastLoad, kMostLoad);
+  const double allgather = Bounded(load.allgather, kLeastLoad, kMostLoad);
+  slower.allreduce.alpha *= allreduce;
+  slower.allreduce.beta *= allreduce;
+  slower.allgather.alpha *= allgather;
+  slower.allgather.beta *= allgather;
   return slower;
+}
+
+StepModel Bounded(StepModel model) {
+  VisitNumbers(model, [](double& value, double least, double most) { value = Bounded(value, least, most); });
+  return model;
 }
 
 NetworkLoad LoadOf(const StepModel& model, const std::vector<Scheme>& schemes, double observed, const NetworkLoad& before) {
@@ -100,6 +139,7 @@ NetworkLoad LoadOf(const StepModel& model, const std::vector<Scheme>& schemes, d
 }
 
 StepEstimate SimulateStep(const StepModel& model, const std::vector<Scheme>& schemes) {
+  if (!IsBounded(model)) return SimulateStep(Bounded(model), schemes);
   StepEstimate estimate;
   std::vector<Message> messages = MakeMessages(model, schemes, &estimate.compute);
   double channel_free = 0;

@@ -60,11 +60,17 @@ struct NetworkLoad {
   double allgather = 1;
 };
 
-// The load under which the step takes `observed` seconds under `schemes`, from 0.5 to 4. A kind of collective that decides too little of
-// the step to tell keeps its load of `before`; if both decide they get the same.
+constexpr double kLeastLoad = 0.5, kMostLoad = 4;
+
+// The load under which the step takes `observed` seconds under `schemes`, within these bounds. A kind of collective
+// that decides too little of the step to tell keeps its load of `before`; if both decide they get the same.
 NetworkLoad LoadOf(const StepModel& model, const std::vector<Scheme>& schemes, double observed, const NetworkLoad& before);
 // The model with such a network.
 StepModel UnderLoad(const StepModel& model, const NetworkLoad& load);
+
+// The model with every number within bounds (bounds.h). The functions here and in time_choice.h take any model for this
+// one.
+StepModel Bounded(StepModel model);
 
 // schemes: one per tensor. Everything but allreduce is a gather of factors or rows.
 StepEstimate SimulateStep(const StepModel& model, const std::vector<Scheme>& schemes);

@@ -200,9 +200,10 @@ class Verdict {
 
 }  // namespace
 
-TimeChoice ChooseByTime(const StepModel& model, const std::vector<Scheme>& alternative, const std::vector<bool>& forced,
+TimeChoice ChooseByTime(const StepModel& given, const std::vector<Scheme>& alternative, const std::vector<bool>& forced,
                         const TimeChoiceSettings& settings, const std::vector<Scheme>& current,
                         const std::vector<TriedChoice>& tried, double dense_at_most) {
+  const StepModel model = Bounded(given);
   Search search(model, alternative, forced, settings);
   TimeChoice choice;
   choice.over_memory = search.over_memory;

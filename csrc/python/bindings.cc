@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "core/bounds.h"
 #include "core/engine.h"
 #include "core/scheme.h"
 #include "horovod/horovod_transport.h"
@@ -237,6 +238,11 @@ PYBIND11_MODULE(_C, m) {
     StatusError::SetPythonType(StatusCode::kUnavailable, py::object(horovod_internal_error).release().ptr());
   });
 
+  // Ranges of what the user gives.
+  m.attr("most_alpha") = kMostAlpha;
+  m.attr("most_beta") = kMostBeta;
+  m.attr("most_bytes") = kMostBytes;
+  m.attr("most_seconds") = kMostSeconds;
   m.def("parse_policy", [](const std::string& text) { return Name(Parse(ParsePolicy, text)); });
   m.def("parse_dense", [](const std::string& text) {
     DenseSettings settings;

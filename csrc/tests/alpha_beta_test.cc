@@ -1,5 +1,8 @@
 #include "core/alpha_beta.h"
 
+#include <limits>
+
+#include "core/bounds.h"
 #include "tests/check.h"
 
 namespace poseidon {
@@ -64,6 +67,24 @@ TEST(LittleToFit) {
   const AlphaBetaFit one = FitAlphaBeta({{4096, {1e-3, 2e-3}}});
   POSEIDON_CHECK_NEAR(one.model.alpha, 1e-3, 1e-12);
   POSEIDON_CHECK_EQ(one.model.beta, 0.0);
+}
+
+TEST(AnyNumberGivesANetworkWithinBounds) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<double> odd = {0, -1, 1e-300, 1, 1e9, 1e308, kInfinity, -kInfinity, kNaN};
+  for (double a : odd) {
+    for (double b : odd) {
+      for (double bytes : odd) {
+        const AlphaBetaFit fit = FitAlphaBeta({{4096, {a, b}}, {bytes, {b, a}}, {bytes, {a}}});
+        POSEIDON_CHECK(fit.model.alpha >= 0 && fit.model.alpha <= kMostAlpha && fit.model.beta >= 0 &&
+                       fit.model.beta <= kMostBeta);
+        POSEIDON_CHECK(fit.skew_seconds >= 0 && fit.skew_seconds <= kMostSeconds);
+        POSEIDON_CHECK(fit.model.known());
+      }
+    }
+  }
+  const AlphaBetaFit slow = FitAlphaBeta({{4096, {1e8}}});
+  POSEIDON_CHECK(slow.clamped && slow.model.alpha == kMostAlpha);
 }
 
 }  // namespace

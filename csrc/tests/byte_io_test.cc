@@ -1,5 +1,6 @@
 #include "core/byte_io.h"
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -102,6 +103,41 @@ TEST(EmptyInput) {
   POSEIDON_CHECK(reader.Finished());
   POSEIDON_CHECK_EQ(reader.ReadU64(), uint64_t{0});
   POSEIDON_CHECK(!reader.ok());
+}
+
+TEST(OnlyNumbersWithinBoundsAreRead) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  ByteWriter writer;
+  for (double value : {std::nan(""), kInfinity, -kInfinity, 1e308, -1e-300, 1e10, -2.0}) writer.WriteDouble(value);
+  const std::vector<uint8_t> bytes = writer.Take();
+  for (size_t at = 0; at < bytes.size(); at += 8) {
+    ByteReader seconds(bytes.data() + at, 8), or_none(bytes.data() + at, 8);
+    POSEIDON_CHECK_EQ(seconds.ReadSeconds(), 0.0);
+    POSEIDON_CHECK(!seconds.ok());
+    POSEIDON_CHECK_EQ(or_none.ReadOrNone(kMostSeconds), 0.0);
+    POSEIDON_CHECK(!or_none.ok());
+    ByteReader finite(bytes.data() + at, 8);
+    finite.ReadDouble();
+    POSEIDON_CHECK_EQ(finite.ok(), at >= 3 * 8);
+  }
+}
+
+TEST(WhatIsWrittenWithinBoundsIsRead) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const std::vector<double> given = {std::nan(""), kInfinity, -kInfinity, 1e308, -0.0, 5e-324, 0.25, -3};
+  const std::vector<double> seconds = {0, 1e9, 0, 1e9, 0, 5e-324, 0.25, 0};
+  const std::vector<double> or_none = {0, 1e9, -1, 1e9, 0, 5e-324, 0.25, -1};
+  for (size_t i = 0; i < given.size(); ++i) {
+    ByteWriter writer;
+    writer.WriteSeconds(given[i]);
+    writer.WriteOrNone(given[i], kMostSeconds);
+    writer.WriteDoubleWithin(given[i], -2, 2);
+    ByteReader reader(writer.bytes());
+    POSEIDON_CHECK_EQ(reader.ReadSeconds(), seconds[i]);
+    POSEIDON_CHECK_EQ(reader.ReadOrNone(kMostSeconds), or_none[i]);
+    POSEIDON_CHECK(std::fabs(reader.ReadDoubleWithin(-2, 2)) <= 2);
+    POSEIDON_CHECK(reader.Finished());
+  }
 }
 
 }  // namespace

@@ -109,5 +109,36 @@ TEST(Parsing) {
   POSEIDON_CHECK_CONTAINS(ParseDense("fast", &settings).message(), "auto, horovod, bsp, wfbp, merged, priority, lazy");
 }
 
+TEST(AnyNumberGivesALayoutOfAllTensors) {
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<double> odd = {0, -1, 1e-300, 7, 1e30, 1e308, kInfinite, -kInfinite, kNaN};
+  for (double a : odd) {
+    for (double b : odd) {
+      std::vector<DenseTensor> tensors = Tensors({a, 5, b}, {b, a, kNaN});
+      for (const auto& slices : {LayOutLazily(tensors, a), LayOutLazily(tensors, a, b), LayOutMerged(tensors, {a, b}),
+                                 LayOutByPriority(tensors, a, {b, a}), LayOutByPriority(tensors, 10, {a, b})}) {
+        std::vector<int> sent(tensors.size()), parts(tensors.size());
+        for (const DenseSlice& slice : slices) {
+          for (int index : slice.tensors) {
+            POSEIDON_CHECK_EQ(slice.part, sent[index]++);
+            parts[index] = slice.parts;
+          }
+        }
+        for (size_t i = 0; i < tensors.size(); ++i) POSEIDON_CHECK(sent[i] >= 1 && sent[i] == parts[i]);
+        POSEIDON_CHECK(slices.size() <= kMostParts + tensors.size());
+      }
+    }
+  }
+}
+
+TEST(ATinyThetaDoesNotMakeAMessagePerByte) {
+  const auto slices = LayOutByPriority(Tensors({4e9, 4, 1e6}), 1, {1e-3, 1e-9});
+  POSEIDON_CHECK(slices.size() > 2000 && slices.size() <= kMostParts + 3);
+  // Small ones are cut into elements at most: those of float64 have 8 bytes.
+  POSEIDON_CHECK_EQ(LayOutByPriority(Tensors({80}), 1, {1e-3, 1e-9}).size(), size_t{10});
+  // A theta that is large enough counts as it is.
+  POSEIDON_CHECK_EQ(LayOutByPriority(Tensors({1e6}), 1e3, {1e-3, 1e-9}).size(), size_t{1000});
+}
+
 }  // namespace
 }  // namespace poseidon

@@ -6,7 +6,10 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
+#include <cmath>
 #include <future>
+#include <limits>
 #include <stdexcept>
 
 #include "tests/check.h"
@@ -485,6 +488,49 @@ TEST(StopInAForkedChild) {
   finished = true;
   for (std::thread& user : users) user.join();
   POSEIDON_CHECK_OK(world.Partner("pending"));  // the parent's engines are untouched
+  POSEIDON_CHECK_OK(world.engine.Wait({pending}));
+}
+
+// A deadline so far away that the clock cannot count to it lies in the past if it overflows: then a wait spins, and
+// warns all the time.
+TEST(AWaitOfAnyLengthWarnsWhenItIsOverOnly) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (double seconds : {kInfinity, 1e300, 1e18, 1e10, -kInfinity, -1.0, 0.0, std::nan("")}) {
+    std::atomic<int> warnings{0};
+    Engine::Options options;
+    options.stall_warning_seconds = seconds;
+    options.log_warning = [&](const std::string&) { ++warnings; };
+    World world{std::move(options)};
+    auto pending = Make("pending");
+    POSEIDON_REQUIRE_OK(world.engine.Submit(pending));
+    std::promise<void> entered;
+    std::thread waiter([&] {
+      entered.set_value();
+      POSEIDON_CHECK_OK(world.engine.Wait({pending}));
+    });
+    entered.get_future().get();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // in which a past deadline gives thousands of warnings
+    POSEIDON_CHECK_OK(world.Partner("pending"));
+    waiter.join();
+    POSEIDON_CHECK_EQ(warnings.load(), 0);
+  }
+}
+
+TEST(ABoundedWaitOfAnyLengthEndsWithTheExchange) {
+  for (double seconds : {std::numeric_limits<double>::infinity(), 1e300, 1e10}) {
+    World world;
+    auto pending = Make("pending");
+    POSEIDON_REQUIRE_OK(world.engine.Submit(pending));
+    auto ended = std::async(std::launch::async, [&] { return world.engine.WaitFor({pending}, seconds); });
+    POSEIDON_CHECK(ended.wait_for(std::chrono::milliseconds(20)) == std::future_status::timeout);
+    POSEIDON_CHECK_OK(world.Partner("pending"));
+    POSEIDON_CHECK(ended.get());
+  }
+  World world;
+  auto pending = Make("pending");
+  POSEIDON_REQUIRE_OK(world.engine.Submit(pending));
+  for (double seconds : {-1.0, 0.0, std::nan("")}) POSEIDON_CHECK(!world.engine.WaitFor({pending}, seconds));
+  POSEIDON_CHECK_OK(world.Partner("pending"));
   POSEIDON_CHECK_OK(world.engine.Wait({pending}));
 }
 

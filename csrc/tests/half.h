@@ -43,7 +43,8 @@ inline uint16_t HalfFromFloat(float value) {
     dropped = bits & 0x1fffu;
     tie = 0x1000u;
   }
-  if (dropped > tie || (dropped == tie && (kept & 1) != 0)) ++kept;  // a carry into the exponent is right, up to infinity
+  // A carry into the exponent is right, up to infinity.
+  if (dropped > tie || (dropped == tie && (kept & 1) != 0)) ++kept;
   return sign | static_cast<uint16_t>(kept);
 }
 

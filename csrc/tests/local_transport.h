@@ -3,8 +3,9 @@
 // the order in which they became ready, and calls the completions of all ranks, rank 0 first. Ranks that group names
 // differently wait for ever, as there.
 //
-// It takes the types and operations that csrc/horovod takes. The cluster must outlive the engines that hold its transports, and
-// Shutdown() must precede the destruction of those engines, since an engine may not go away while a completion is running in it.
+// It takes the types and operations that csrc/horovod takes. The cluster must outlive the engines that hold its
+// transports, and Shutdown() must precede the destruction of those engines, since an engine may not go away while a
+// completion is running in it.
 #pragma once
 
 #include <pthread.h>
@@ -76,8 +77,8 @@ class LocalCluster {
     return static_cast<int>(process_sets_.size()) - 1;
   }
 
-  // The next operation of this name, or the next of any name if it is empty, completes with `failure` on that rank; on all ranks it
-  // moves no data either.
+  // The next operation of this name, or the next of any name if it is empty, completes with `failure` on that rank. For
+  // all ranks it moves no data either.
   void FailNext(const std::string& name, Status failure, int rank = kAllRanks) {
     std::lock_guard<std::mutex> lock(mutex_);
     failures_[name] = {std::move(failure), rank};
@@ -189,7 +190,8 @@ class LocalCluster {
     const std::vector<int>& members = process_sets_[process_set];
     const size_t member = std::find(members.begin(), members.end(), rank) - members.begin();
     if (member == members.size()) {
-      return Status::InvalidArgument("rank " + std::to_string(rank) + " is not in process set " + std::to_string(process_set));
+      return Status::InvalidArgument("rank " + std::to_string(rank) + " is not in process set " +
+                                     std::to_string(process_set));
     }
     for (const std::string& name : request.names) {
       if (in_flight_[rank].count({process_set, name}) != 0) {
@@ -231,7 +233,9 @@ class LocalCluster {
         statuses.push_back(fails_everywhere ? failures[i].status : Execute(operation, i));
       }
       lock.lock();
-      for (size_t i = 0; i < statuses.size(); ++i) Record(operation, i, process_set, statuses[i].ok() && failures[i].status.ok());
+      for (size_t i = 0; i < statuses.size(); ++i) {
+        Record(operation, i, process_set, statuses[i].ok() && failures[i].status.ok());
+      }
       Forget(process_set, operation);  // first: a completion lets somebody enqueue the name again
       const std::vector<int> members = process_sets_[process_set];
       lock.unlock();
@@ -269,8 +273,8 @@ class LocalCluster {
   }
   void Record(const Operation& operation, size_t i, int process_set, bool ok) {
     const Request& first = *operation[0];
-    Executed executed{first.names[i], first.kind == Kind::kAllreduce ? "allreduce" : "allgather", first.buffers[i].dtype, {},
-                      process_set, ok};
+    const char* kind = first.kind == Kind::kAllreduce ? "allreduce" : "allgather";
+    Executed executed{first.names[i], kind, first.buffers[i].dtype, {}, process_set, ok};
     for (const auto& request : operation) executed.bytes.push_back(request->buffers[i].bytes());
     executed_.push_back(std::move(executed));
   }

@@ -23,8 +23,8 @@ std::vector<Status> Allreduce(LocalCluster& cluster, const std::vector<Buffer>& 
   for (size_t i = 0; i < members.size(); ++i) {
     auto promise = std::make_shared<std::promise<Status>>();
     futures.push_back(promise->get_future());
-    const Status status = cluster.transport(members[i])->Allreduce(name, buffers[i], reduction, process_set,
-                                                                   [promise](const Status& s) { promise->set_value(s); });
+    const auto done = [promise](const Status& s) { promise->set_value(s); };
+    const Status status = cluster.transport(members[i])->Allreduce(name, buffers[i], reduction, process_set, done);
     if (!status.ok()) promise->set_value(status);
   }
   std::vector<Status> statuses;
@@ -40,7 +40,7 @@ void CheckOps(DType dtype) {
     std::vector<std::vector<T>> values{{2, 2}, {4, 4}, {6, 6}};
     std::vector<Buffer> buffers;
     for (auto& of_rank : values) buffers.push_back({of_rank.data(), {2}, dtype});
-    for (const Status& status : Allreduce(cluster, buffers, {kOps[i], 1.0, 1.0}, {0, 1, 2})) POSEIDON_CHECK(status.ok());
+    for (const Status& s : Allreduce(cluster, buffers, {kOps[i], 1.0, 1.0}, {0, 1, 2})) POSEIDON_CHECK(s.ok());
     for (const auto& of_rank : values) {
       POSEIDON_CHECK_EQ(static_cast<double>(of_rank[0]), expected[i]);
       POSEIDON_CHECK_EQ(static_cast<double>(of_rank[1]), expected[i]);
@@ -106,7 +106,8 @@ TEST(BfloatIsGatheredAndNotReduced) {
   uint16_t gathered = 0;
   std::promise<Status> done;
   const auto allocate = [&](const std::vector<int64_t>& shape) { return Buffer{&gathered, shape, DType::kBFloat16}; };
-  POSEIDON_CHECK(cluster.transport(0)->Allgather("g", buffer, allocate, 0, [&](const Status& s) { done.set_value(s); }).ok());
+  const auto end = [&](const Status& s) { done.set_value(s); };
+  POSEIDON_CHECK(cluster.transport(0)->Allgather("g", buffer, allocate, 0, end).ok());
   POSEIDON_CHECK(done.get_future().get().ok());
   POSEIDON_CHECK_EQ(gathered, value);
 }
@@ -116,8 +117,8 @@ TEST(ProcessSetsHaveTheirOwnNamesAndAverage) {
   const int set = cluster.AddProcessSet({0, 2});
   float values[] = {1, 10, 3};
   const auto buffer = [&](int rank) { return Buffer{&values[rank], {1}, DType::kFloat32}; };
-  for (int rank : {0, 2}) {
-    static float other[3];
+  float other[3] = {};
+  for (int rank : {0, 2}) {  // the same name among all, which rank 1 does not send
     const Buffer of_all{&other[rank], {1}, DType::kFloat32};
     POSEIDON_CHECK(cluster.transport(rank)->Allreduce("t", of_all, {}, 0, [](const Status&) {}).ok());
   }
@@ -143,7 +144,7 @@ TEST(AFailureOfOneRankLeavesTheOthers) {
   POSEIDON_CHECK_EQ(statuses[1].message(), std::string("no route"));
   POSEIDON_CHECK_EQ(values[0], 4.0f);
   cluster.FailNext("t", Status::Unavailable("no route"));
-  for (const Status& status : Allreduce(cluster, buffers, {ReduceOp::kSum, 1.0, 1.0}, {0, 1})) POSEIDON_CHECK(!status.ok());
+  for (const Status& s : Allreduce(cluster, buffers, {ReduceOp::kSum, 1.0, 1.0}, {0, 1})) POSEIDON_CHECK(!s.ok());
   POSEIDON_CHECK_EQ(values[0], 4.0f);
   POSEIDON_CHECK(Allreduce(cluster, buffers, {ReduceOp::kSum, 1.0, 1.0}, {0, 1})[1].ok());
   POSEIDON_CHECK_EQ(values[1], 8.0f);

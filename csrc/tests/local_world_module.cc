@@ -1,5 +1,5 @@
-// Python's view of ranks as threads of one process: engines of poseidon_hvd._C over csrc/tests/local_transport.h, and collectives of
-// tensors over the same transport. For tests/harness/world.py; built on demand, never installed.
+// Python's view of ranks as threads of one process: engines of poseidon_hvd._C over csrc/tests/local_transport.h, and
+// collectives of tensors over the same transport. For tests/harness/world.py; built on demand, never installed.
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -34,7 +34,7 @@ void Delete(LocalWorld* world) {
 class World {
  public:
   World(int size, double max_delay_seconds, unsigned seed)
-      : world_(new LocalWorld(size, std::chrono::microseconds(static_cast<int64_t>(max_delay_seconds * 1e6)), seed), Delete) {}
+      : world_(new LocalWorld(size, Microseconds(max_delay_seconds), seed), Delete) {}
 
   // Sessions hold engines, and through them what the engines run on.
   std::shared_ptr<Engine> engine(int rank) const { return {world_, world_->engines.at(rank).get()}; }
@@ -46,6 +46,10 @@ class World {
   }
 
  private:
+  static std::chrono::microseconds Microseconds(double seconds) {
+    return std::chrono::microseconds(static_cast<int64_t>(seconds * 1e6));
+  }
+
   const std::shared_ptr<LocalWorld> world_;
 };
 
@@ -59,23 +63,26 @@ class Handle {
     return result_;
   }
 
-  static std::shared_ptr<Handle> Allreduce(const World& world, int rank, const std::string& name, const at::Tensor& tensor, int op,
-                                           double prescale, double postscale, int process_set) {
+  static std::shared_ptr<Handle> Allreduce(const World& world, int rank, const std::string& name,
+                                           const at::Tensor& tensor, int op, double prescale, double postscale,
+                                           int process_set) {
     auto self = std::make_shared<Handle>();
     self->result_ = tensor.detach().clone(at::MemoryFormat::Contiguous);
     const Reduction reduction{static_cast<ReduceOp>(op), prescale, postscale};
-    self->Enqueued(world.cluster().transport(rank)->Allreduce(name, ToBuffer(self->result_), reduction, process_set, Done(self)));
+    Transport& transport = *world.cluster().transport(rank);
+    self->Enqueued(transport.Allreduce(name, ToBuffer(self->result_), reduction, process_set, Done(self)));
     return self;
   }
-  static std::shared_ptr<Handle> Allgather(const World& world, int rank, const std::string& name, const at::Tensor& tensor,
-                                           int process_set) {
+  static std::shared_ptr<Handle> Allgather(const World& world, int rank, const std::string& name,
+                                           const at::Tensor& tensor, int process_set) {
     auto self = std::make_shared<Handle>();
     self->sent_ = tensor.detach().contiguous();
     const auto allocate = [self](const std::vector<int64_t>& shape) {
       self->result_ = at::empty(shape, self->sent_.options());
       return ToBuffer(self->result_);
     };
-    self->Enqueued(world.cluster().transport(rank)->Allgather(name, ToBuffer(self->sent_), allocate, process_set, Done(self)));
+    Transport& transport = *world.cluster().transport(rank);
+    self->Enqueued(transport.Allgather(name, ToBuffer(self->sent_), allocate, process_set, Done(self)));
     return self;
   }
 
@@ -111,10 +118,12 @@ PYBIND11_MODULE(_local_world, m) {
   m.attr("ALL_RANKS") = int{LocalCluster::kAllRanks};
   py::class_<Handle, std::shared_ptr<Handle>>(m, "Handle").def("wait", &Handle::Wait, ReleaseGil());
   py::class_<World>(m, "World")
-      .def(py::init<int, double, unsigned>(), py::kw_only(), py::arg("size"), py::arg("max_delay_seconds"), py::arg("seed"))
+      .def(py::init<int, double, unsigned>(), py::kw_only(), py::arg("size"), py::arg("max_delay_seconds"),
+           py::arg("seed"))
       .def("engine", &World::engine, py::arg("rank"))
       .def("stop", &World::Stop, ReleaseGil())
-      .def("add_process_set", [](const World& world, std::vector<int> ranks) { return world.cluster().AddProcessSet(std::move(ranks)); })
+      .def("add_process_set",
+           [](const World& world, std::vector<int> ranks) { return world.cluster().AddProcessSet(std::move(ranks)); })
       .def("fail_next",
            [](const World& world, const std::string& name, const std::string& message, int rank) {
              world.cluster().FailNext(name, Status::Unavailable(message), rank);
@@ -129,12 +138,15 @@ PYBIND11_MODULE(_local_world, m) {
       .def("waiting",
            [](const World& world) {
              py::list list;
-             for (const auto& waiting : world.cluster().waiting()) list.append(py::make_tuple(waiting.names, waiting.missing));
+             for (const auto& waiting : world.cluster().waiting()) {
+               list.append(py::make_tuple(waiting.names, waiting.missing));
+             }
              return list;
            })
-      .def("allreduce", &Handle::Allreduce, ReleaseGil(), py::arg("rank"), py::arg("name"), py::arg("tensor"), py::arg("op"),
-           py::arg("prescale"), py::arg("postscale"), py::arg("process_set"))
-      .def("allgather", &Handle::Allgather, ReleaseGil(), py::arg("rank"), py::arg("name"), py::arg("tensor"), py::arg("process_set"));
+      .def("allreduce", &Handle::Allreduce, ReleaseGil(), py::arg("rank"), py::arg("name"), py::arg("tensor"),
+           py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("process_set"))
+      .def("allgather", &Handle::Allgather, ReleaseGil(), py::arg("rank"), py::arg("name"), py::arg("tensor"),
+           py::arg("process_set"));
 }
 
 }  // namespace poseidon

@@ -1,8 +1,12 @@
 #include "core/plan.h"
 
+#include <limits>
 #include <set>
+#include <utility>
 
+#include "core/bounds.h"
 #include "tests/check.h"
+#include "tests/replace_double.h"
 
 namespace poseidon {
 namespace {
@@ -89,6 +93,89 @@ TEST(PlanHashSeesEveryPart) {
       HashPlan({}, local),
   };
   POSEIDON_CHECK_EQ(hashes.size(), size_t{8});
+}
+
+TEST(NumbersOutOfBoundsAreNotRead) {
+  Plan back;
+  const auto readable = [&](const Plan& plan) {
+    const std::vector<uint8_t> bytes = EncodePlan(plan);
+    return DecodePlan(bytes.data(), bytes.size(), &back).ok();
+  };
+  Plan plan = Example();
+  plan.made_at_step = -1;
+  POSEIDON_CHECK(!readable(plan));
+  // What is measured or predicted is moved into bounds by whoever writes it.
+  plan = Example();
+  plan.network.allreduce = {1e300, std::numeric_limits<double>::quiet_NaN()};
+  plan.prediction.chosen.step = std::numeric_limits<double>::infinity();
+  plan.prediction.load = {0, 1e9};
+  plan.decisions[0].gather_seconds = std::numeric_limits<double>::quiet_NaN();
+  POSEIDON_REQUIRE(readable(plan));
+  POSEIDON_CHECK(back.network.allreduce.alpha == kMostAlpha && back.network.allreduce.beta == 0);
+  POSEIDON_CHECK_EQ(back.prediction.chosen.step, kMostSeconds);
+  POSEIDON_CHECK(back.prediction.load.allreduce == kLeastLoad && back.prediction.load.allgather == kMostLoad);
+  POSEIDON_CHECK_EQ(back.decisions[0].gather_seconds, 0.0);
+  // Whoever does not is not read.
+  plan = Example();
+  plan.decisions[0].row_sparse_bytes = 11.5;
+  plan.decisions[1].sfb_bytes = 12.5;
+  plan.decisions[1].allreduce_seconds = 13.5;
+  for (double value :
+       {1e-3, 2e-9, 5e-4, 1e-9, 1.0, 2.0, 4.0, 5.0, 6.0, 7.0, 8.0, 1.25, 1.5e9, 0.1, 11.5, 1.5, 12.5, 13.5}) {
+    for (double bad :
+         {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(), 1e308, -2.0}) {
+      std::vector<uint8_t> bytes = EncodePlan(plan);
+      POSEIDON_REQUIRE(ReplaceDouble(value, bad, &bytes));
+      POSEIDON_CHECK_EQ(DecodePlan(bytes.data(), bytes.size(), &back).code(), StatusCode::kInvalidArgument);
+    }
+  }
+}
+
+Plan Sliced(DenseMethod method, std::vector<DenseSlice> slices) {
+  Plan plan;
+  plan.size = 2;
+  plan.decisions.resize(3);
+  for (size_t i = 0; i < 3; ++i) plan.decisions[i].name = "abc"[i];
+  plan.decisions[2].scheme = Scheme::kSfb;
+  plan.dense_method = method;
+  plan.slices = std::move(slices);
+  return plan;
+}
+
+TEST(APlanFitsTheParameters) {
+  const std::vector<LocalTensor> local = {{"a", {2, 3}}, {"b", {}}, {"c", {4}}};
+  const auto check = [&](DenseMethod method, std::vector<DenseSlice> slices) {
+    return CheckPlan(Sliced(method, std::move(slices)), 2, local).message();
+  };
+  constexpr DenseMethod kLazy = DenseMethod::kLazy, kPriority = DenseMethod::kPriority;
+  POSEIDON_CHECK_EQ(check(kLazy, {}), "");
+  POSEIDON_CHECK_EQ(check(kLazy, {{{1, 0}}}), "");
+  POSEIDON_CHECK_EQ(
+      check(kPriority, {{{0}, 0, 6}, {{1}, 0, 1}, {{0}, 1, 6}, {{0}, 2, 6}, {{0}, 3, 6}, {{0}, 4, 6}, {{0}, 5, 6}}),
+      "");
+  POSEIDON_CHECK_CONTAINS(check(kLazy, {{{0}}, {{1, 0}}}), "a is sent twice");
+  POSEIDON_CHECK_CONTAINS(check(kLazy, {{{0, 0}}}), "a is sent twice");
+  POSEIDON_CHECK_CONTAINS(check(kLazy, {{{3}}}), "a slice of parameter 3");
+  POSEIDON_CHECK_CONTAINS(check(kLazy, {{{-1}}}), "a slice of parameter -1");
+  POSEIDON_CHECK_CONTAINS(check(kLazy, {{{}}}), "without gradients");
+  POSEIDON_CHECK_CONTAINS(check(kLazy, {{{0}, 0, 2}, {{0}, 1, 2}}), "method lazy sends a gradient in parts");
+  POSEIDON_CHECK_CONTAINS(check(kPriority, {{{0, 1}}}), "puts gradients together");
+  POSEIDON_CHECK_CONTAINS(check(kLazy, {{{2}}}), "c is in a slice and travels by sfb");
+  POSEIDON_CHECK_CONTAINS(check(kPriority, {{{1}, 0, 2}, {{1}, 1, 2}}), "b of shape [] in 2 parts");
+  POSEIDON_CHECK_CONTAINS(check(kPriority, {{{0}, 0, 7}}), "a of shape [2, 3] in 7 parts");
+  POSEIDON_CHECK_CONTAINS(check(kPriority, {{{0}, 0, 2}}), "of a 1 of 2 parts are sent");
+  POSEIDON_CHECK_CONTAINS(check(kPriority, {{{0}, 1, 2}, {{0}, 0, 2}}), "out of order");
+  POSEIDON_CHECK_CONTAINS(check(kPriority, {{{0}, 0, 2}, {{0}, 1, 3}}), "cut in two ways");
+  POSEIDON_CHECK_CONTAINS(check(kPriority, {{{0}, 0, 0}}), "part 0 of 0");
+  POSEIDON_CHECK_CONTAINS(check(kPriority, {{{0}, -1, 2}}), "part -1 of 2");
+
+  const Plan plan = Sliced(kLazy, {});
+  POSEIDON_CHECK_CONTAINS(CheckPlan(plan, 3, local).message(), "for 2 ranks, there are 3");
+  POSEIDON_CHECK_CONTAINS(CheckPlan(plan, 2, {{"a", {}}}).message(), "on 3 parameters, there are 1");
+  POSEIDON_CHECK_CONTAINS(CheckPlan(plan, 2, {}).message(), "on 3 parameters, there are 0");
+  POSEIDON_CHECK_CONTAINS(CheckPlan(plan, 2, {{"a", {}}, {"x", {}}, {"c", {}}}).message(),
+                          "parameter 1 is b there and x here");
+  POSEIDON_CHECK_EQ(CheckPlan(plan, 3, local).code(), StatusCode::kInternal);
 }
 
 }  // namespace

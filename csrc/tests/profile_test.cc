@@ -1,8 +1,10 @@
 #include "core/profile.h"
 
+#include <cmath>
 #include <limits>
 
 #include "tests/check.h"
+#include "tests/replace_double.h"
 
 namespace poseidon {
 namespace {
@@ -231,6 +233,35 @@ TEST(NothingToMerge) {
   POSEIDON_CHECK_EQ(MergeProfiles({}, &merged).code(), StatusCode::kInternal);
   POSEIDON_CHECK_OK(MergeProfiles({Rank({})}, &merged));
   POSEIDON_CHECK_EQ(merged.tensors.size(), size_t{0});
+}
+
+TEST(NumbersOutOfBoundsFail) {
+  RankProfile back;
+  const auto readable = [&](const RankProfile& profile) {
+    const std::vector<uint8_t> bytes = EncodeProfile(profile);
+    return DecodeProfile(bytes.data(), bytes.size(), &back).ok();
+  };
+  RankProfile profile = Rank({Linear("w", 1)});
+  profile.tensors[0].shape = {int64_t{1} << 40, int64_t{1} << 40};  // no such tensor: its elements would overflow
+  POSEIDON_CHECK(!readable(profile));
+  profile.tensors[0].shape = {int64_t{1} << 40, 0};
+  POSEIDON_CHECK(readable(profile));
+  // What this rank's clock says is moved into bounds: the others must be able to read it.
+  profile.compute_seconds = std::numeric_limits<double>::quiet_NaN();
+  profile.step_seconds = std::numeric_limits<double>::infinity();
+  profile.tensors[0].ready_seconds = -0.5;
+  POSEIDON_REQUIRE(readable(profile));
+  POSEIDON_CHECK(back.compute_seconds == 0 && back.step_seconds == 1e9 && back.tensors[0].ready_seconds == -1);
+  // Another program's would not.
+  profile = Rank({Linear("w", 1)});
+  profile.tensors[0].ready_seconds = 4.5;
+  for (double value : {1.5, 2.5, 3.5, 4.5}) {
+    for (double bad : {std::nan(""), std::numeric_limits<double>::infinity(), 1e308, -2.0}) {
+      std::vector<uint8_t> bytes = EncodeProfile(profile);
+      POSEIDON_REQUIRE(ReplaceDouble(value, bad, &bytes));
+      POSEIDON_CHECK_EQ(DecodeProfile(bytes.data(), bytes.size(), &back).code(), StatusCode::kInvalidArgument);
+    }
+  }
 }
 
 }  // namespace

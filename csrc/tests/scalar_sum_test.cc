@@ -1,5 +1,7 @@
 #include "core/scalar_sum.h"
 
+#include <limits>
+
 #include "core/cost_model.h"
 #include "tests/check.h"
 #include "tests/local_transport.h"
@@ -42,6 +44,18 @@ TEST(AFailureLeavesTheValue) {
     POSEIDON_CHECK_EQ(SumOverRanks(*world.engines[rank], "sum", 0, 3, &value).code(), StatusCode::kUnavailable);
     POSEIDON_CHECK_EQ(value, 7.0);
     POSEIDON_CHECK_EQ(SumOverRanks(*world.engines[rank], "sum", 1, 3, &value).code(), StatusCode::kInvalidArgument);
+  });
+}
+
+TEST(ASumThatIsNoNumberIsAnErrorOnAllRanks) {
+  LocalWorld world(2);
+  RunRanks(2, [&](int rank) {
+    for (double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+      double value = rank == 1 ? bad : 1;
+      const Status status = SumOverRanks(*world.engines[rank], "samples", 0, 2, &value);
+      POSEIDON_CHECK_EQ(status.code(), StatusCode::kInvalidArgument);
+      POSEIDON_CHECK_CONTAINS(status.message(), "samples: the sum over ranks is");
+    }
   });
 }
 

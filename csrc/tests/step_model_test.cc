@@ -1,5 +1,8 @@
 #include "core/step_model.h"
 
+#include <cmath>
+#include <limits>
+
 #include "tests/check.h"
 
 namespace poseidon {
@@ -128,6 +131,35 @@ TEST(SlicesGoWhenTheirLastGradientIsComplete) {
 TEST(WithoutAGradientATensorIsSentAtTheEnd) {
   POSEIDON_CHECK_NEAR(SimulateStep(Model({Tensor(-1, 100)}, 7), {kA}).step, 7 + 2, 1e-12);
   POSEIDON_CHECK_NEAR(SimulateStep(Model({}, 7), {}).step, 7, 1e-12);
+}
+
+// A NaN or an infinity of another rank must not end or hang the one that makes the plan.
+TEST(AnyNumberIsTakenForOneWithinBounds) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (double odd : {std::nan(""), kInfinity, -kInfinity, 1e308, -1e308, -1.0, 5e-324}) {
+    for (size_t field = 0; field < 15; ++field) {
+      StepModel model = Model({Tensor(1, 100, 50, {1, 1, 1, 1}), Tensor(2, 200, 50), Tensor(3, 10, 5)}, 4);
+      StepTensor& tensor = model.tensors[1];
+      double* const fields[] = {&model.allreduce.alpha,  &model.allreduce.beta, &model.allgather.alpha,
+                                &model.allgather.beta,   &model.compute,        &model.contention,
+                                &model.fusion_bytes,     &model.copy,           &tensor.ready,
+                                &tensor.allreduce_bytes, &tensor.gather_bytes,  &tensor.cost.local,
+                                &tensor.cost.input,      &tensor.cost.pack,     &tensor.cost.rebuild};
+      *fields[field] = odd;
+      model.sliced = field % 2 == 0;
+      tensor.copied = true;
+      for (const std::vector<Scheme>& schemes : {std::vector<Scheme>{kA, kA, kA}, {kS, kS, kA}, {kA, kS, kS}}) {
+        const StepEstimate estimate = SimulateStep(model, schemes);
+        for (double value : {estimate.step, estimate.compute, estimate.channel, estimate.rebuild}) {
+          POSEIDON_CHECK(std::isfinite(value) && value >= 0);
+        }
+        POSEIDON_CHECK(estimate.step >= estimate.compute);
+        const NetworkLoad load = LoadOf(model, schemes, odd, {odd, 1});
+        POSEIDON_CHECK(!(load.allgather < kLeastLoad) && !(load.allgather > kMostLoad));
+        POSEIDON_CHECK(std::isfinite(SimulateStep(UnderLoad(model, {odd, odd}), schemes).step));
+      }
+    }
+  }
 }
 
 }  // namespace

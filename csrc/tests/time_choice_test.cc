@@ -1,6 +1,8 @@
 #include "core/time_choice.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <random>
 
 #include "tests/check.h"
@@ -214,6 +216,31 @@ TEST(WhatWasTriedUnderAnotherLimitDoesNotCount) {
   settings.gather_memory_bytes = 4;
   const auto choice = ChooseByTime(OneLayer(8), {kS}, {false}, settings, {kA}, {{{kS}, 1}, {{kA}, 11}});
   POSEIDON_CHECK_EQ(choice.schemes, std::vector<Scheme>{kA});
+}
+
+TEST(AnyNumberLeadsToAChoice) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
+  for (double odd : {kNaN, kInfinity, -kInfinity, 1e308, 1e300, -1.0}) {
+    StepModel model = Network(1, 2e-4);
+    for (int i = 0; i < 3; ++i) AddLayer(&model, 1000, 1000, 32, 8, 5e12, 0.1 * (i + 1));
+    const auto sound = [&](const StepModel& given, const TimeChoiceSettings& settings, double seconds) {
+      const TriedChoice tried{{kA, kA, kS}, seconds, seconds, 5};
+      const TimeChoice choice =
+          ChooseByTime(given, {kS, kS, kS}, {false, false, true}, settings, {kA, kA, kS}, {tried}, seconds);
+      POSEIDON_CHECK(choice.schemes.size() == 3 && choice.over_memory.size() == 3 && choice.schemes[2] == kS);
+      POSEIDON_CHECK(std::isfinite(choice.chosen.step) && std::isfinite(choice.dense.step));
+    };
+    sound(model, {}, odd);
+    sound(model, {odd, 2e9}, 1);
+    sound(model, {0.02, odd}, 1);
+    StepModel huge = model;
+    huge.allreduce = huge.allgather = {odd, odd};
+    sound(huge, {}, 1);
+    huge = model;
+    huge.tensors[0].ready = huge.tensors[1].gather_bytes = odd;
+    huge.tensors[1].cost = {odd, odd, odd, odd};
+    sound(huge, {odd, odd}, odd);
+  }
 }
 
 }  // namespace

@@ -69,7 +69,10 @@ LayerCost Measure(const LayerShape& shape) {
   if (shape.global_rows > 0) {
     const Tile tile(shape, shape.global_rows);
     const FactorLayout layout{tile.in, tile.out};
-    const at::Tensor gathered = Ones(shape.global_rows, layout.row_elements(), shape.wire);
+    at::Tensor gathered = Ones(shape.global_rows, layout.row_elements(), shape.wire);
+    const at::Tensor x = Ones(1, tile.in, shape.gradient), d = Ones(1, tile.out, shape.gradient);
+    // As they arrive: scaled, where the real ones are.
+    PackRows(x.expand({shape.global_rows, -1}), d.expand({shape.global_rows, -1}), layout, 0, gathered);
     at::Tensor gradient = Ones(tile.out, tile.in, shape.gradient);
     cost.rebuild = BestOfTwo([&] { RebuildWeight(gathered, layout, 1.0, /*add=*/false, gradient); }) * tile.scale;
   }

@@ -217,8 +217,8 @@ std::optional<Registration> Wanted(const at::Tensor& weight, const at::Tensor& i
   if (SomebodyWatches() || !IsPlain(weight) || !IsPlain(ids) || weight.dim() != 2) return std::nullopt;
   std::optional<Registration> registration = FindLayer(FactoredLayer::Kind::kEmbedding, *leaf, ids.numel());
   const bool refused = sparse && by_frequency;  // by PyTorch itself, in backward
-  if (!registration || refused || HasUserHooks(*leaf)) return std::nullopt;
-  return registration;
+  if (!registration || refused) return std::nullopt;
+  return registration;  // hooks are looked for in backward
 }
 
 at::Tensor Embedding(c10::DispatchKeySet keys, const at::Tensor& weight, const at::Tensor& ids, c10::SymInt padding, bool by_frequency,

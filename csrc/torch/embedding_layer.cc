@@ -90,6 +90,8 @@ void EmbeddingLayer::CloseRows() {
   if (!sums_in_message()) {
     const at::Tensor d = message_.narrow(0, 0, rows_).narrow(1, layout().d_offset(), layout().out_features);
     d.copy_(sums_.narrow(0, 0, rows_));
+    // No scales, because what travels is the gradient itself.
+    message_.narrow(0, 0, rows_).select(1, layout().flag_offset()).zero_();
   }
   WriteIds(slots_.ids(), message_);
 }

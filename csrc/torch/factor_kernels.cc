@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
+#include <vector>
 
 #include <ATen/Parallel.h>
 
+#include "core/row_scales.h"
 #include "torch/dtypes.h"
+#include "torch/half_rows.h"
 
 namespace poseidon {
 
@@ -36,6 +40,26 @@ uint64_t AllButSigns(at::ScalarType type) {
   }
 }
 
+bool HasScales(const at::Tensor& rows) { return HasRowScales(ToDType(rows.scalar_type())); }
+
+// What the rows of a message are to be multiplied by, as a column: 2^x, 2^d or their product. Undefined if nothing is
+// scaled.
+at::Tensor ScalesOf(const at::Tensor& gathered, const FactorLayout& layout, bool of_x, bool of_d, at::ScalarType type) {
+  if (!HasScales(gathered)) return at::Tensor();
+  // Of float32. Only products that overflow anyway have more, and infinity times 0 would be NaN.
+  constexpr int kLargest = 127;
+  const auto* rows = gathered.const_data_ptr<at::Half>();
+  at::Tensor scales = at::empty({gathered.size(0), 1}, at::dtype(at::kDouble));
+  bool any = false;
+  for (int64_t row = 0; row < gathered.size(0); ++row) {
+    const RowScales of_row = ReadRowScales(rows + row * layout.row_elements(), layout);
+    const int exponent = (of_x ? of_row.x : 0) + (of_d ? of_row.d : 0);
+    any = any || exponent != 0;
+    scales.mutable_data_ptr<double>()[row] = std::ldexp(1.0, std::min(exponent, kLargest));
+  }
+  return any ? scales.to(type) : at::Tensor();
+}
+
 }  // namespace
 
 void NoteThreadsOfTorch() { threads_of_torch.store(at::get_num_threads(), std::memory_order_relaxed); }
@@ -49,9 +73,18 @@ void UseThreadsOfTorch() {
 }
 
 void PackRows(const at::Tensor& x, const at::Tensor& d, const FactorLayout& layout, int64_t first, at::Tensor& message) {
-  at::Tensor rows = message.narrow(0, first, x.size(0));
-  rows.narrow(1, layout.x_offset(), layout.in_features).copy_(x);
-  rows.narrow(1, layout.d_offset(), layout.out_features).copy_(d);
+  const at::Tensor rows = message.narrow(0, first, x.size(0));
+  if (!HasScales(message)) {
+    FactorX(rows, layout).copy_(x);
+    FactorD(rows, layout).copy_(d);
+    return;
+  }
+  const std::vector<int> x_exponents = WriteHalfRows(x, FactorX(rows, layout));
+  const std::vector<int> d_exponents = WriteHalfRows(d, FactorD(rows, layout));
+  auto* row = rows.mutable_data_ptr<at::Half>();
+  for (size_t i = 0; i < x_exponents.size(); ++i, row += layout.row_elements()) {
+    WriteRowScales(row, {x_exponents[i], d_exponents[i]}, layout);
+  }
 }
 
 void RebuildWeight(const at::Tensor& gathered, const FactorLayout& layout, double scale, bool add, at::Tensor& weight_grad) {
@@ -62,7 +95,11 @@ void RebuildWeight(const at::Tensor& gathered, const FactorLayout& layout, doubl
   const at::ScalarType sum_type = AccumulateType(weight_grad.scalar_type());
   // No copies when the factors have that type already: the blocks of the gathered matrix are GEMM operands as they lie.
   const at::Tensor x = FactorX(gathered, layout).to(sum_type);
-  const at::Tensor d_t = FactorD(gathered, layout).to(sum_type).t();
+  const at::Tensor d = FactorD(gathered, layout).to(sum_type);
+  const at::Tensor scales = ScalesOf(gathered, layout, /*of_x=*/true, /*of_d=*/true, sum_type);
+  // In place, because these are copies: sums are never of float16.
+  if (scales.defined()) (layout.in_features < layout.out_features ? x : d).mul_(scales);
+  const at::Tensor d_t = d.t();
   if (weight_grad.scalar_type() == sum_type) {
     weight_grad.addmm_(d_t, x, /*beta=*/add ? 1 : 0, /*alpha=*/scale);
     return;
@@ -78,7 +115,11 @@ void RebuildWeight(const at::Tensor& gathered, const FactorLayout& layout, doubl
 }
 
 void RebuildBias(const at::Tensor& gathered, const FactorLayout& layout, double scale, bool add, at::Tensor& bias_grad) {
-  at::Tensor sums = at::sum(FactorD(gathered, layout), /*dim=*/0, /*keepdim=*/false, AccumulateType(bias_grad.scalar_type()));
+  const at::ScalarType sum_type = AccumulateType(bias_grad.scalar_type());
+  at::Tensor d = FactorD(gathered, layout);
+  const at::Tensor scales = ScalesOf(gathered, layout, /*of_x=*/false, /*of_d=*/true, sum_type);
+  if (scales.defined()) d = at::mul(d, scales);
+  at::Tensor sums = at::sum(d, /*dim=*/0, /*keepdim=*/false, sum_type);
   sums.mul_(scale);
   if (add) sums.add_(bias_grad);
   bias_grad.copy_(sums);

@@ -12,8 +12,9 @@ namespace poseidon {
 void NoteThreadsOfTorch();
 void UseThreadsOfTorch();
 
-// Copies x (K x N) and d (K x M), any strides, into rows [first, first + K) of the message, converting to its dtype. The flag
-// column is left alone.
+// Copies x (K x N) and d (K x M), any strides, into rows [first, first + K) of the message, converting to its dtype. In
+// a float16 message wider factors are scaled (core/row_scales.h) and the flag column is written; in others it is left
+// alone.
 void PackRows(const at::Tensor& x, const at::Tensor& d, const FactorLayout& layout, int64_t first, at::Tensor& message);
 
 // weight_grad (M x N, contiguous) = scale * d^T x over all rows of the gathered message, or += where add. Sums in float32 (float64

@@ -116,22 +116,26 @@ bool FactoredLayer::Accepts(at::ScalarType type) const {
   return fp16_wire_ || at::promote_types(type, wire_type()) == wire_type();
 }
 
-void FactoredLayer::EndPass(int walk) {
-  KeepWalk(walk);
-  if (!several_passes_) return;
+void FactoredLayer::EndPass(Part part, int walk) {
+  if (closed_) return;  // sent before its last pass had ended
+  if (part == kWeight) KeepWalk(walk);
+  Target& t = targets_[part];
+  if (!several_passes_ || !t.param.defined()) return;
   // Between passes .grad is the only place where a user can throw the step's gradient away. So it must exist, and from its identity and
   // content we see whether somebody else than autograd has touched it.
   at::NoGradGuard no_grad;
-  for (Target& t : targets_) {
-    if (!t.param.defined()) continue;
-    at::Tensor& grad = t.param.mutable_grad();
-    const bool missing = !grad.defined();
-    const bool same = !missing && grad.unsafeGetTensorImpl() == t.known;
-    const bool empty = missing || (t.known == nullptr ? HoldsNothing(t) : same && t.known_zero && OnlyMark(t));
-    if (missing) grad = ZeroGradient(t);
-    if (empty && t.mark == 0 && CanMark(grad)) t.mark = MarkedElement(grad).fill_(kMark).item<double>();
-    Know(t, empty);
+  at::Tensor& grad = t.param.mutable_grad();
+  const bool missing = !grad.defined();
+  const bool same = !missing && grad.unsafeGetTensorImpl() == t.known;
+  const bool empty = missing || (t.known == nullptr ? HoldsNothing(t) : same && t.known_zero && OnlyMark(t));
+  if (missing) {
+    grad = ZeroGradient(t);
+    t.mark = 0;
   }
+  if (empty && t.mark == 0 && CanMark(grad)) t.mark = MarkedElement(grad).fill_(kMark).item<double>();
+  t.known = grad.unsafeGetTensorImpl();
+  t.known_version = grad._version();
+  t.known_zero = empty;
 }
 
 FactoredLayer::Between FactoredLayer::WhatTheUserDid(Target& t) {
@@ -139,7 +143,9 @@ FactoredLayer::Between FactoredLayer::WhatTheUserDid(Target& t) {
   if (t.known == nullptr) return Between::kNothing;
   if (!grad.defined() || grad.unsafeGetTensorImpl() != t.known) return Between::kDiscarded;
   // Zeros are looked at, because writes through .data or another library leave no trace in the version.
-  if (t.known_zero ? OnlyMark(t) : grad._version() == t.known_version) return Between::kNothing;
+  const bool same_version = grad._version() == t.known_version;
+  if (t.mark != 0 ? t.known_zero && OnlyMark(t) : same_version && (!t.known_zero || OnlyMark(t))) return Between::kNothing;
+  if (t.mark != 0 && !t.known_zero && same_version) return Between::kNothing;
   if (t.mark != 0) {
     const double mark = MarkedElement(grad).item<double>();
     if (mark == t.mark && HoldsNothing(t)) return Between::kNothing;
@@ -151,7 +157,8 @@ FactoredLayer::Between FactoredLayer::WhatTheUserDid(Target& t) {
 void FactoredLayer::DropRowsTheUserDiscarded() {
   if (!several_passes_ || rows_ == 0) return;
   const Between weight = WhatTheUserDid(targets_[kWeight]);
-  const Between bias = has_bias() ? WhatTheUserDid(targets_[kBias]) : weight;
+  const bool with_bias = has_bias() && targets_[kBias].known != nullptr;
+  const Between bias = with_bias ? WhatTheUserDid(targets_[kBias]) : weight;
   if (weight == Between::kNothing && bias == Between::kNothing) return;
   if (weight == Between::kDiscarded && bias == Between::kDiscarded) {
     ForgetRows();
@@ -166,13 +173,6 @@ void FactoredLayer::DropRowsTheUserDiscarded() {
 
 at::Tensor FactoredLayer::ZeroGradient(const Target& t) const {
   return at::zeros_like(t.param, GradOptions(t.param), at::MemoryFormat::Contiguous);
-}
-
-void FactoredLayer::Know(Target& t, bool zero) {
-  const at::Tensor& grad = t.param.grad();
-  t.known = grad.unsafeGetTensorImpl();
-  t.known_version = grad._version();
-  t.known_zero = zero;
 }
 
 // .grad is as EndPass() made it: zeros but for the mark.
@@ -227,6 +227,7 @@ void FactoredLayer::ChooseResult(Target& t, bool* has_extra) {
 Status FactoredLayer::PrepareMessage(bool reached, Buffer* message, uint32_t* flags, double* pack_seconds) {
   return Catching(std::string("Cannot send the ") + parts_text() + " of " + name_, [&] {
     const Clock::time_point begin = Clock::now();
+    closed_ = true;
     DropUnfinished();
     DropRowsTheUserDiscarded();
     NoteSent();
@@ -265,7 +266,7 @@ Status FactoredLayer::MakeDense() {
     }
     ForgetRows();
     pack_seconds_ = 0;
-    several_passes_ = false;
+    several_passes_ = closed_ = false;
     return Status::OK();
   });
 }
@@ -281,7 +282,7 @@ Status FactoredLayer::FinishStep() {
     t.known = nullptr;
   }
   ForgetRows();
-  several_passes_ = false;
+  several_passes_ = closed_ = false;
   return status;
 }
 
@@ -293,11 +294,12 @@ Status FactoredLayer::TakeResult(Target& t) {
 void FactoredLayer::DropStep() {
   ForgetRows();
   pack_seconds_ = 0;
-  several_passes_ = false;
+  several_passes_ = closed_ = false;
   message_ = gathered_storage_ = gathered_ = at::Tensor();
   for (Target& t : targets_) {
     t.result = t.local = t.wire = t.buffer = at::Tensor();
     t.known = nullptr;
+    t.mark = 0;
   }
 }
 

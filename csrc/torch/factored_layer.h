@@ -92,8 +92,8 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   virtual void KeepWalk(int walk) = 0;
   // Every live node of this weight has handed over its rows in that walk, so none is left that could.
   bool AllNodesRan(int walk) const { return walk == walk_ && nodes_run_ == live_nodes.load(std::memory_order_acquire); }
-  // The hook of the weight's gradient accumulator ran in that walk: a backward pass has reached it.
-  void EndPass(int walk);
+  // The hook of that part's gradient accumulator ran in that walk: a backward pass has reached it.
+  void EndPass(Part part, int walk);
 
   // Closes the message and chooses the buffers that receive the gradients. reached: a backward pass has reached the layer in this step, so
   // that anything in .grad speaks against its factors.
@@ -179,7 +179,6 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   at::Tensor gathered_;
 
  private:
-  void Know(Target& target, bool zero);
   bool OnlyMark(Target& target) const;
   enum class Between { kNothing, kDiscarded, kModified };
   Between WhatTheUserDid(Target& target);
@@ -199,6 +198,7 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   int walk_ = -1;       // the last in which a node has run
   int nodes_run_ = 0;   // in it
   bool several_passes_ = false;
+  bool closed_ = false;  // this step's message is on its way
   at::Tensor gathered_storage_;  // kept from step to step
 };
 

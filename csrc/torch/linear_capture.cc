@@ -130,7 +130,8 @@ at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const std::opti
   if (weight.dim() != 2 || x.dim() < 1 || x.size(-1) != weight.size(1)) return ordinary();
   const int64_t rows = x.numel() / std::max<int64_t>(1, weight.size(1));
   std::optional<Registration> registration = FindLayer(FactoredLayer::Kind::kLinear, weight_leaf, rows);
-  if (!registration || HasUserHooks(weight_leaf) || x.scalar_type() != weight.scalar_type()) return ordinary();
+  // Hooks are looked for in backward: they may come and go until then, and a recomputed forward must be like the first.
+  if (!registration || x.scalar_type() != weight.scalar_type()) return ordinary();
   NodePtr node = MakeNode<LinearBackward>(*std::move(registration), x, weight, bias_tensor, weight_leaf, LeafOf(bias_tensor));
   node->set_next_edges(ag::collect_next_edges(x, weight, bias_tensor));
   at::Tensor y;

@@ -215,7 +215,8 @@ void Session::OnAccumulated(int index, const at::Tensor& incoming) {
   if (event == PassCounter::Event::kTooMany) throw StatusError(TooManyPasses(p.name));
   FollowPresence(/*gradient_is_complete=*/event == PassCounter::Event::kReady);
   if (Factored* factored = FactoredOf(p)) {
-    if (index == factored->weight) p.layer->EndPass(CurrentWalk());
+    const auto part = index == factored->weight ? FactorLayer::kWeight : FactorLayer::kBias;
+    parameters_[factored->weight].layer->EndPass(part, CurrentWalk());
     SendFactorsIfReady(*factored);
     NoteProgress();
     return;
@@ -315,7 +316,8 @@ bool Session::SendFactors(Factored& factored) {
   Buffer message;
   uint32_t flags = 0;
   double pack_seconds = 0;
-  ThrowIfError(weight.layer->PrepareMessage(weight.counter.touched(), &message, &flags, &pack_seconds));
+  const bool reached = weight.counter.touched() || (factored.bias >= 0 && parameters_[factored.bias].counter.touched());
+  ThrowIfError(weight.layer->PrepareMessage(reached, &message, &flags, &pack_seconds));
   factored.exchange->SetMessage(message, flags, pack_seconds);
   NoteThreadsOfTorch();
   std::vector<int> params{factored.weight};
@@ -348,10 +350,17 @@ std::vector<int> Session::Flush() {
   // wait for that within backward().
   MeetFirst();
   if (!planned_) AgreeIfDue();
+  std::vector<int> sparse = SendRest(/*all=*/true);
+  if (planned_) AgreeIfDue();
+  return sparse;
+}
+
+// What has not been sent: zeros, or no rows, for what got no gradient. Of all parameters, or of eager ones. Returns those that the caller sends.
+std::vector<int> Session::SendRest(bool all) {
   std::vector<int> sparse;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
-    if (!p.active || p.counter.sent()) continue;
+    if (!p.active || p.counter.sent() || !(all || p.eager)) continue;
     if (Factored* factored = FactoredOf(p)) {
       SendFactors(*factored);
     } else if (p.sparse && SomeRankIsMissing()) {
@@ -367,7 +376,6 @@ std::vector<int> Session::Flush() {
       SendByPlan(p);
     }
   }
-  if (planned_) AgreeIfDue();
   return sparse;
 }
 
@@ -471,6 +479,7 @@ void Session::SetPassesPerStep(int passes) {
 void Session::NoteZeroed() {
   std::lock_guard<std::mutex> lock(mutex_);
   step_began_ = Clock::now();
+  Attach();  // parameters may have been unfrozen or converted since
 }
 
 void Session::NoteUpdated() {

@@ -258,6 +258,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   bool PlanIsDue() const;
   bool PutOffWhileRanksAreMissing();
   void RestartPlanClock();
+  std::vector<int> SendRest(bool all);
   void AgreeIfDue();
   Status GatherProfiles(const char* which, MergedProfile* merged);
   Status AgreeOnPlan();

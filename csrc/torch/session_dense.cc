@@ -78,8 +78,12 @@ void Session::MakeSlices() {
   }
   if (parts_.empty()) return;
   std::vector<OrderedSender::Item> order;
-  for (const Part& part : parts_) order.push_back({part.exchange, part.bytes});
-  sender_ = std::make_shared<OrderedSender>(engine_.get(), kCreditInThetas * static_cast<double>(options_.dense.theta), std::move(order));
+  auto theta = static_cast<double>(options_.dense.theta);  // where it is too small parts are larger
+  for (const Part& part : parts_) {
+    order.push_back({part.exchange, part.bytes});
+    theta = std::max(theta, part.bytes);
+  }
+  sender_ = std::make_shared<OrderedSender>(engine_.get(), kCreditInThetas * theta, std::move(order));
   sender_->Attach();
 }
 

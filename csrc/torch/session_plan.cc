@@ -4,9 +4,9 @@
 
 #include <ATen/Parallel.h>
 
-#include "core/byte_io.h"
 #include "core/cost_model.h"
 #include "core/gather_bytes.h"
+#include "core/measurements.h"
 #include "core/median.h"
 #include "torch/dtypes.h"
 #include "torch/grad_place.h"
@@ -32,17 +32,6 @@ int64_t RoundUp(int64_t rows) {
   int64_t step = 1;
   while (rows / step > 7) step *= 2;
   return (rows + step - 1) / step * step;
-}
-
-// The measurements that ranks exchange: contention and copying, then four costs per parameter.
-std::vector<uint8_t> EncodeCosts(double contention, double copy, const std::vector<LayerCost>& costs) {
-  ByteWriter writer;
-  writer.WriteDouble(contention);
-  writer.WriteDouble(copy);
-  for (const LayerCost& cost : costs) {
-    for (double value : {cost.local, cost.input, cost.pack, cost.rebuild}) writer.WriteDouble(value);
-  }
-  return writer.Take();
 }
 
 }  // namespace
@@ -138,7 +127,8 @@ RankProfile Session::LocalProfile() const {
 // which: part of the wire name. A difference that ranks cannot train with is kInvalidArgument, the same on every rank.
 Status Session::GatherProfiles(const char* which, MergedProfile* merged) {
   std::vector<std::vector<uint8_t>> gathered;
-  Status status = GatherBytes(*engine_, WireName("agree", which), options_.process_set, EncodeProfile(LocalProfile()), &gathered);
+  Status status = GatherBytes(*engine_, WireName("agree", which), options_.process_set, options_.size,
+                              EncodeProfile(LocalProfile()), &gathered);
   if (!status.ok()) return status;
   std::vector<RankProfile> by_rank(gathered.size());
   for (size_t rank = 0; rank < gathered.size(); ++rank) {
@@ -148,7 +138,13 @@ Status Session::GatherProfiles(const char* which, MergedProfile* merged) {
                               "); is the same version of poseidon_hvd installed on every host?");
     }
   }
-  return MergeProfiles(by_rank, merged);
+  status = MergeProfiles(by_rank, merged);  // the same verdict, and the same error, on every rank
+  if (status.ok() && !planned_) status = CompareLayouts(by_rank);
+  if (status.ok() && merged->tensors.size() != parameters_.size()) {
+    return Status::Internal("the profiles of " + std::to_string(merged->tensors.size()) + " parameters were gathered, there are " +
+                            std::to_string(parameters_.size()) + "; install the same version of poseidon_hvd on every rank");
+  }
+  return status;
 }
 
 Status Session::AgreeOnPlan() {
@@ -240,28 +236,21 @@ Status Session::Calibrate() {
     if (!table) cost.rebuild *= static_cast<double>(gathered) / static_cast<double>(shape.global_rows);
   }
   std::vector<std::vector<uint8_t>> gathered;
-  Status status = GatherBytes(*engine_, WireName("agree", "costs"), options_.process_set,
-                              EncodeCosts(calibration_.Contention(), calibration_.Copy(), my_costs_), &gathered);
+  Status status = GatherBytes(*engine_, WireName("agree", "costs"), options_.process_set, options_.size,
+                              EncodeCosts({calibration_.Contention(), calibration_.Copy(), my_costs_}), &gathered);
   if (!status.ok()) return status;
-  // Rank by rank the same list of numbers; of each its median over ranks.
-  const size_t count = 2 + 4 * parameters_.size();
-  std::vector<std::vector<double>> values(count);
-  for (const std::vector<uint8_t>& bytes : gathered) {
-    ByteReader reader(bytes);
-    for (std::vector<double>& value : values) value.push_back(reader.ReadDouble());
-    if (!reader.Finished()) return Status::Internal("the measured costs of a rank cannot be read; install the same version everywhere");
+  std::vector<ComputeCosts> by_rank(gathered.size());
+  for (size_t rank = 0; rank < gathered.size(); ++rank) {
+    status = DecodeCosts(gathered[rank], parameters_.size(), &by_rank[rank]);
+    if (!status.ok()) return Status::Internal("rank " + std::to_string(rank) + ": " + status.message());
   }
+  const ComputeCosts costs = MedianCosts(by_rank);
   time_inputs_.network = network_;
   time_inputs_.network_given = options_.network.known();
   time_inputs_.settings.gather_memory_bytes = options_.gather_memory_bytes;
-  time_inputs_.contention = Median(values[0]);
-  time_inputs_.copy = Median(values[1]);
-  time_inputs_.costs.resize(parameters_.size());
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    LayerCost& cost = time_inputs_.costs[i];
-    size_t at = 2 + 4 * i;
-    for (double* value : {&cost.local, &cost.input, &cost.pack, &cost.rebuild}) *value = Median(values[at++]);
-  }
+  time_inputs_.contention = costs.contention;
+  time_inputs_.copy = costs.copy;
+  time_inputs_.costs = costs.layers;
   return Status::OK();
 }
 
@@ -293,17 +282,20 @@ Status Session::ReceivePlan() {
     mine = EncodePlan(plan);
   }
   std::vector<std::vector<uint8_t>> gathered;
-  Status status = GatherBytes(*engine_, WireName("agree", "plan"), options_.process_set, mine, &gathered);
+  Status status =
+      GatherBytes(*engine_, WireName("agree", "plan"), options_.process_set, options_.size, mine, &gathered);
   if (!status.ok()) return status;
   status = DecodePlan(gathered[0].data(), gathered[0].size(), &next_plan_);
   if (!status.ok()) return Status::Internal("the plan of rank 0 cannot be read: " + status.message());
 
   std::vector<LocalTensor> local;
   for (const Parameter& p : parameters_) local.push_back({p.name, p.tensor.sizes().vec()});
+  status = CheckPlan(next_plan_, options_.size, local);
+  if (!status.ok()) return status;
   const uint64_t hash = HashPlan(gathered[0], local);
   std::vector<uint8_t> hash_bytes(sizeof(hash));
   for (size_t i = 0; i < sizeof(hash); ++i) hash_bytes[i] = static_cast<uint8_t>(hash >> (8 * i));
-  status = GatherBytes(*engine_, WireName("agree", "hash"), options_.process_set, hash_bytes, &gathered);
+  status = GatherBytes(*engine_, WireName("agree", "hash"), options_.process_set, options_.size, hash_bytes, &gathered);
   if (!status.ok()) return status;
   for (size_t rank = 1; rank < gathered.size(); ++rank) {
     if (gathered[rank] == gathered[0]) continue;

@@ -38,11 +38,14 @@ class OuterWalkHook final : public ag::FunctionPostHook, public OwnHook {
 
 }  // namespace
 
-// From what ranks have agreed on, and from the plan in force: gradients that travel together are eager together.
+// From what ranks have agreed on, and from the plan in force: gradients that travel together are eager together. A frozen parameter, which will
+// get no gradient, keeps nobody from it.
 void Session::ChooseEager() {
-  for (Parameter& p : parameters_) p.eager = p.active && p.own && p.everywhere;
+  for (Parameter& p : parameters_) p.eager = p.active && p.own && p.everywhere && p.tensor.requires_grad();
   const auto together = [&](const std::vector<int>& members) {
-    const bool all = std::all_of(members.begin(), members.end(), [&](int i) { return parameters_[i].eager; });
+    const auto wants = [&](int i) { return parameters_[i].tensor.requires_grad(); };
+    const bool all = std::any_of(members.begin(), members.end(), wants) &&
+                     std::all_of(members.begin(), members.end(), [&](int i) { return parameters_[i].eager || !wants(i); });
     for (int i : members) parameters_[i].eager = all;
   };
   for (const Group& group : groups_) together(group.members);
@@ -52,6 +55,7 @@ void Session::ChooseEager() {
   }
   eager_count_ = settled_ = 0;
   for (const Parameter& p : parameters_) {
+    if (!p.tensor.requires_grad()) continue;
     eager_count_ += p.eager;
     settled_ += p.eager && p.order >= 0;
   }
@@ -95,7 +99,7 @@ void Session::OnWalkEnd() {
 bool Session::NeedsPythonToReduce() {
   std::lock_guard<std::mutex> lock(mutex_);
   return hooks_after_ || options_.compression == CompressionKind::kPython ||
-         std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return p.sparse && p.eager; });
+         std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return p.sparse_now || (p.sparse && p.eager); });
 }
 
 std::optional<std::vector<int>> Session::BeginReduce() {
@@ -110,17 +114,7 @@ std::optional<std::vector<int>> Session::BeginReduce() {
   }
   WaitForWhoIsHere();
   if (SomeRankIsMissing()) return std::nullopt;  // what needs all ranks waits for synchronize()
-  for (const Factored& factored : factored_) {
-    if (factored.held) SendFactors(const_cast<Factored&>(factored));
-  }
-  std::vector<int> sparse;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& p = parameters_[i];
-    if (!p.eager || !p.sparse || p.counter.sent() || FactoredOf(p) != nullptr) continue;
-    sparse.push_back(static_cast<int>(i));
-    p.counter.MarkSent();
-  }
-  return sparse;
+  return SendRest(/*all=*/false);
 }
 
 // In step 0 ranks tell each other what parameters they have and which of their gradients are complete, before any of them waits. All do so
@@ -135,7 +129,11 @@ bool Session::MeetFirst() {
   if (status.code() == StatusCode::kInvalidArgument) ThrowIfError(status);  // the same on all ranks
   ThrowIfFailed(status);
   met_ = true;
-  for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].everywhere = merged.tensors[i].everywhere && !merged.tensors[i].sparse;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& p = parameters_[i];
+    p.everywhere = merged.tensors[i].everywhere;
+    p.sparse = p.sparse || (p.everywhere && merged.tensors[i].sparse);
+  }
   ChooseEager();
   return true;
 }

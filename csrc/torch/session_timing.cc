@@ -26,8 +26,9 @@ double Session::SinceStepBegan() const { return SecondsBetween(step_began_, Cloc
 void Session::NoteReady(Parameter& p) {
   p.ready_seconds = SinceStepBegan();
   if (p.order >= 0) return;
+  if (complete_ == 0) ChooseEager();  // who wants a gradient may have changed since the last step
   p.order = complete_++;
-  settled_ += p.eager;
+  settled_ += p.eager && p.tensor.requires_grad();
 }
 
 void Session::NoteReady(const Factored& factored) {

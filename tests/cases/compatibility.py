@@ -11,9 +11,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cases.linear import loss_of, mlp
 from harness.compare import dense, expect_error, relative_error, schemes_of, sgd
-from harness.registry import case
+from harness.registry import JOIN, case
 
 import poseidon_hvd as hvd
+
+HOROVOD = "Horovod's own collectives, or plain Horovod beside"
 
 
 def pair(rank, build=mlp, optimizer=sgd, names=lambda m: m.named_parameters(), **wrap):
@@ -50,7 +52,7 @@ def steps(rank, model, optimizer, count=3, first=0):
 # ---- The rest of Horovod, called as poseidon_hvd
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def collectives(rank):
     mine, size = torch.arange(4.0) + 10 * rank.rank, rank.size
     everyone = torch.stack([torch.arange(4.0) + 10 * r for r in range(size)])
@@ -80,7 +82,7 @@ def collectives(rank):
     hvd.barrier()
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def objects_and_parameters(rank):
     assert hvd.broadcast_object({"from": rank.rank}, root_rank=1) == {"from": 1}
     assert hvd.allgather_object(["x"] * rank.rank) == [["x"] * r for r in range(rank.size)]
@@ -90,7 +92,7 @@ def objects_and_parameters(rank):
     rank.assert_same_everywhere(model.parameters(), "parameters")
 
 
-@case(ranks=(2,))
+@case(real=JOIN, ranks=(2,))
 def join_as_a_barrier(rank):
     """All ranks join after the same number of steps and train on, with factors too."""
     for model, optimizer in pair(rank):
@@ -99,7 +101,7 @@ def join_as_a_barrier(rank):
         steps(rank, model, optimizer, first=3)
 
 
-@case(ranks=(2,))
+@case(real=JOIN, ranks=(2,))
 def join_with_uneven_steps(rank):
     """Rank 1 has two batches less. Horovod's join covers allreduce only, so factors are switched off."""
     results = []
@@ -117,7 +119,7 @@ def join_with_uneven_steps(rank):
     assert relative_error(results[1], results[0].double()) < 1e-6
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def torch_state(rank):
     """What elastic training does to model, optimizer, sampler and numbers: commit, restore, synchronize."""
     for model, optimizer in pair(rank):
@@ -140,14 +142,14 @@ def torch_state(rank):
         steps(rank, model, optimizer, first=3)
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def adasum_is_horovods(rank):
     """op=Adasum gives Horovod's own optimizer. It needs MPI to train with."""
     theirs, ours = (library.DistributedOptimizer(sgd(mlp().parameters()), op=library.Adasum) for library in (rank.horovod, hvd))
     assert vars(type(theirs)).keys() == vars(type(ours)).keys() and hasattr(ours, "_starting_models")
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def grad_scaler(rank):
     """scale, backward, synchronize, unscale, clip, step; in the second step one rank's loss is infinite and both leave it out."""
     for model, optimizer in pair(rank):
@@ -166,7 +168,7 @@ def grad_scaler(rank):
         assert scaler.get_scale() == 32.0
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def copies_after_wrapping(rank):
     """Of model and optimizer. The class of a wrapped optimizer has no name that it could be imported by, in neither library."""
     for model, optimizer in pair(rank):
@@ -179,7 +181,7 @@ def copies_after_wrapping(rank):
         steps(rank, model, optimizer, first=3)
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def forked_data_workers(rank):
     for model, optimizer in pair(rank):
         steps(rank, model, optimizer)
@@ -193,7 +195,7 @@ def forked_data_workers(rank):
 # ---- Where plain Horovod fails or differs
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def zero_grad_set_to_none(rank):
     (_, theirs), (model, ours) = pair(rank)
     expect_error(rank, TypeError, ["set_to_none"], lambda: theirs.zero_grad(set_to_none=True))
@@ -203,7 +205,7 @@ def zero_grad_set_to_none(rank):
     assert all(p.grad is None for p in model.parameters())
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def step_with_a_closure(rank):
     """Horovod reduces before the closure has computed anything, and steps without waiting for what it then sends."""
     for (model, optimizer), waits in zip(pair(rank), (False, True)):
@@ -218,7 +220,7 @@ def step_with_a_closure(rank):
     rank.assert_same_everywhere(model.parameters(), "parameters")  # ours; those of Horovod may differ or not
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def bfloat16(rank):
     (their_model, _), (model, ours) = pair(rank, lambda: mlp().bfloat16())
     expect_error(rank, ValueError, ["BFloat16"], lambda: backward(rank, their_model))
@@ -226,7 +228,7 @@ def bfloat16(rank):
     assert set(schemes_of(ours).values()) == {"sfb"}
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def gradients_that_are_not_contiguous(rank):
     def build():
         return Sequential(Conv2d(3, 4, 3), Flatten(), Linear(144, 10)).to(memory_format=torch.channels_last)
@@ -241,7 +243,7 @@ def gradients_that_are_not_contiguous(rank):
     rank.assert_same_everywhere(model.parameters(), "parameters")
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def parameters_unfrozen_after_wrapping(rank):
     """Horovod never reduces them."""
 
@@ -257,7 +259,7 @@ def parameters_unfrozen_after_wrapping(rank):
         assert ranks_differ(rank, model[0].parameters()) == parted
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def parameters_added_after_wrapping(rank):
     """Horovod never reduces them."""
     for (model, optimizer), parted in zip(pair(rank), (True, False)):
@@ -268,7 +270,7 @@ def parameters_added_after_wrapping(rank):
         assert ranks_differ(rank, more.parameters()) == parted
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def sparse_gradients_in_half_precision(rank):
     def build():
         return Sequential(Embedding(10, 4, sparse=True), Linear(4, 3))
@@ -284,7 +286,7 @@ def sparse_gradients_in_half_precision(rank):
     rank.assert_same_everywhere([dense(p) for p in model.parameters()], "parameters")
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def step_hooks_run_once(rank):
     """Horovod's wrapper and the step it wraps both call them."""
     for (model, optimizer), times in zip(pair(rank), (2, 1)):
@@ -294,14 +296,14 @@ def step_hooks_run_once(rank):
         assert len(calls) == times
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def wrapping_twice(rank):
     (_, theirs), (model, ours) = pair(rank)
     expect_error(rank, TypeError, ["missing"], lambda: rank.horovod.DistributedOptimizer(theirs))
     steps(rank, model, hvd.DistributedOptimizer(ours, model.named_parameters(), policy="sfb"))
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def attributes_of_the_wrapped_optimizer(rank):
     """Horovod calls the constructor again, with the parameters alone."""
 
@@ -316,7 +318,7 @@ def attributes_of_the_wrapped_optimizer(rank):
     assert hvd.DistributedOptimizer(base).limit == 3
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def lbfgs(rank):
     their_model = mlp()
     theirs = rank.horovod.DistributedOptimizer(torch.optim.LBFGS(their_model.parameters()), their_model.named_parameters())
@@ -329,7 +331,7 @@ def lbfgs(rank):
     expect_error(rank, TypeError, ["LBFGS"], lambda: hvd.DistributedOptimizer(torch.optim.LBFGS(mlp().parameters())))
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def gradients_changed_between_passes(rank):
     """The one thing that Horovod can and factors cannot: rows that were kept do not show what was done to their product."""
     for (model, optimizer), refuses in zip(pair(rank, backward_passes_per_step=2), (False, True)):
@@ -351,7 +353,7 @@ def gradients_changed_between_passes(rank):
 # ---- Where both refuse, or both do the same surprising thing
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def backward_that_makes_a_graph(rank):
     for model, _ in pair(rank):
         loss = loss_of(model(rank.random(0, 6, 12).float()))
@@ -360,13 +362,13 @@ def backward_that_makes_a_graph(rank):
             expect_error(rank, AssertionError, [], lambda: loss.backward(create_graph=True))
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def sync_batch_norm_wants_a_gpu(rank):
     for library in (rank.horovod, hvd):
         expect_error(rank, ValueError, ["GPU"], lambda: library.SyncBatchNorm(4)(torch.ones(2, 4)))
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def second_synchronize_under_op_sum(rank):
     """It sums what was summed already."""
     for model, optimizer in pair(rank, op=hvd.Sum):
@@ -378,7 +380,7 @@ def second_synchronize_under_op_sum(rank):
             assert relative_error(p.grad, rank.size * expected.double()) < 1e-6
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def zero_grad_before_the_step(rank):
     for model, optimizer in pair(rank):
         backward(rank, model)
@@ -387,7 +389,7 @@ def zero_grad_before_the_step(rank):
         rank.assert_same_everywhere(model.parameters(), "parameters")
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def more_backward_passes_than_announced(rank):
     for model, optimizer in pair(rank):
         backward(rank, model)
@@ -395,7 +397,7 @@ def more_backward_passes_than_announced(rank):
         optimizer.synchronize()
 
 
-@case(ranks=(2,))
+@case(real=HOROVOD, ranks=(2,))
 def module_checkpointed_twice_reentrant(rank):
     """Its gradient arrives twice in one backward, which counts as two backward passes. The other kind of checkpointing has no such limit."""
     for model, optimizer in pair(rank):

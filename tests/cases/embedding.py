@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from cases.linear import loss_of
 from harness.compare import check, reasons_of
-from harness.registry import case
+from harness.registry import BOTH, case
 
 ROWS = {"embed.weight": "row-sparse"}
 DENSE = {"embed.weight": "allreduce"}
@@ -61,7 +61,7 @@ def sparse_table(**options):
 # ---- Forms of calls
 
 
-@case
+@case(**BOTH)
 def repeated_ids(rank):
     check(rank, Words, on(40, high=3), expect={**ROWS, "head.*": "sfb"})
 
@@ -237,7 +237,7 @@ def policy_bytes(rank):
 # ---- Rows by rank and step
 
 
-@case
+@case(**BOTH)
 def unequal_rows(rank):
     check(rank, Words, on(lambda t: (3 + 5 * ((rank.rank + t.index) % rank.size),)), expect=ROWS, steps=5)
 
@@ -296,8 +296,8 @@ def more_rows_than_one_collective_takes(rank):
     module = sys.modules["poseidon_hvd.optimizer"]
     module._MAX_GATHERED_ELEMENTS = 20
     try:
-        check(rank, Table, on(9), expect=DENSE, warns=ONE_STOP)
-        check(rank, sparse_table(), on(9), expect=GATHERED, warns=ONE_STOP, optimizer=plain_sgd)
+        check(rank, Table, on(9), expect=DENSE, warns=ONE_STOP, steps=3)
+        check(rank, sparse_table(), on(9), expect=GATHERED, warns=ONE_STOP, optimizer=plain_sgd, steps=3)
     finally:
         module._MAX_GATHERED_ELEMENTS = None
 
@@ -380,7 +380,7 @@ def step_that_is_thrown_away(rank):
     check(rank, lambda: Words(sparse=True), run, expect=ROWS, steps=5, optimizer=plain_sgd)
 
 
-@case
+@case(**BOTH)
 def op_sum_and_predivide(rank):
     check(rank, Words, on(9), expect=ROWS, op=rank.horovod.Sum)
     check(rank, Words, on(9), expect=ROWS, gradient_predivide_factor=2.0)
@@ -444,12 +444,12 @@ def gradient_still_held_by_somebody(rank):
 # ---- Types
 
 
-@case
+@case(**BOTH)
 def fp16_compression(rank):
     check(rank, Words, on(9), expect=ROWS, compression=rank.horovod.Compression.fp16, floor=torch.finfo(torch.float16).eps)
 
 
-@case
+@case(**BOTH)
 def bfloat16_table(rank):
     check(rank, lambda: Table(300), on(90, high=300), expect=ROWS, dtype=torch.bfloat16,
           horovod_wrap={"compression": rank.horovod.Compression.fp16})

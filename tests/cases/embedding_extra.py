@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from cases.embedding import DENSE, ONE_STOP, ROWS, Table, Words, on
 from cases.linear import loss_of
 from harness.compare import check, reasons_of, schemes_of, sgd
-from harness.registry import case
+from harness.registry import PROCESS_SET, case
 
 import poseidon_hvd as hvd
 
@@ -38,7 +38,7 @@ def penalty_from_step_2(rank):
 def penalty_at_step_2_on_one_rank(rank):
     fp16 = {"compression": rank.horovod.Compression.fp16, "floor": torch.finfo(torch.float16).eps}
     for options in ({}, {"op": rank.horovod.Sum}, fp16, {"gradient_predivide_factor": 2.0}):
-        check(rank, Words, with_penalty(lambda t: t.index == 2 and rank.rank == 1), expect={**DENSE, "head.*": "sfb"}, steps=5,
+        check(rank, Words, with_penalty(lambda t: t.index == 2 and rank.rank == 1), expect={**ROWS, "head.*": "sfb"}, steps=5,
               warns=ONE_STOP, **options)
 
 
@@ -50,12 +50,12 @@ def penalty_without_ids(rank):
         else:
             on(9)(m, t)
 
-    check(rank, Words, run, expect=DENSE, steps=5, warns=["its gradient came from elsewhere"] * 2)
+    check(rank, Words, run, expect=ROWS, steps=5, warns=["its gradient came from elsewhere"] * 2)
 
 
 @case
 def penalty_in_bfloat16(rank):
-    check(rank, Words, with_penalty(lambda t: t.index == 2 and rank.rank == 0), expect=DENSE, warns=ONE_STOP, dtype=torch.bfloat16,
+    check(rank, Words, with_penalty(lambda t: t.index == 2 and rank.rank == 0), expect=ROWS, warns=ONE_STOP, dtype=torch.bfloat16,
           horovod_wrap={"compression": rank.horovod.Compression.fp16})
 
 
@@ -182,7 +182,7 @@ def frozen_table(rank):
     check(rank, Words, on(9), expect={"head.*": "sfb"}, prepare=prepare)
 
 
-@case(seconds=150)
+@case(real="torch.compile's caches belong to the process", seconds=150)
 def compiled(rank):
     forms = {}
 
@@ -218,14 +218,14 @@ def optimizer_that_was_dropped(rank):
         del optimizer
 
 
-@case(ranks=(4,))
+@case(threads=(4, 8), real=PROCESS_SET, ranks=(4,))
 def process_set_of_two(rank):
     for sparse in (False, True):
         check(rank, lambda: Table(sparse=sparse), on(lambda t: (3 + 4 * rank.rank,)), expect=ROWS, process_set=rank.subset,
               optimizer=lambda p: torch.optim.SGD(p, lr=0.05))
 
 
-@case(ranks=(4,))
+@case(threads=(4, 8), real=PROCESS_SET, ranks=(4,))
 def process_set_and_extra(rank):
-    check(rank, Words, with_penalty(lambda t: t.index == 2 and rank.rank == 1), expect=DENSE, process_set=rank.subset,
+    check(rank, Words, with_penalty(lambda t: t.index == 2 and rank.rank == 1), expect=ROWS, process_set=rank.subset,
           warns=ONE_STOP if rank.subset.included() else ())

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from cases.linear import loss_of, mlp, train
 from harness.compare import check
-from harness.registry import case
+from harness.registry import BOTH, case
 
 ONE_STOP = ("its gradient came from elsewhere",)
 REFUSED = "sfb was asked for but cannot be"
@@ -43,7 +43,7 @@ def l2_from_step_3(rank):
           warns=ONE_STOP)
 
 
-@case
+@case(**BOTH)
 def l2_at_step_3_on_one_rank(rank):
     check(rank, mlp, with_penalty(lambda t: t.index == 3 and rank.rank == 1), expect={"2.*": "allreduce", "0.*": "sfb"}, steps=6,
           warns=ONE_STOP)
@@ -57,7 +57,8 @@ def l2_of_the_bias_at_step_3(rank):
 
 @case
 def l2_of_the_bias_from_the_first_step(rank):
-    check(rank, mlp, with_penalty(lambda t: True, "2.bias"), expect={"2.*": "allreduce", "0.*": "sfb"}, warns=[REFUSED])
+    """Then the weight's factors do without it."""
+    check(rank, mlp, with_penalty(lambda t: True, "2.bias"), expect={"2.bias": "allreduce", "2.weight": "sfb", "0.*": "sfb"})
 
 
 @case
@@ -74,24 +75,24 @@ def l2_without_rows_at_step_3_on_one_rank(rank):
 
 @case
 def l2_under_op_sum(rank):
-    check(rank, mlp, with_penalty(lambda t: t.index == 2), expect={"2.*": "allreduce"}, warns=ONE_STOP, op=rank.horovod.Sum)
+    check(rank, mlp, with_penalty(lambda t: t.index == 2), expect={"2.*": "sfb"}, warns=ONE_STOP, op=rank.horovod.Sum)
 
 
-@case
+@case(**BOTH)
 def l2_under_predivide(rank):
-    check(rank, mlp, with_penalty(lambda t: t.index == 2), expect={"2.*": "allreduce"}, warns=ONE_STOP,
+    check(rank, mlp, with_penalty(lambda t: t.index == 2), expect={"2.*": "sfb"}, warns=ONE_STOP,
           gradient_predivide_factor=2.0)
 
 
 @case
 def l2_under_fp16_compression(rank):
-    check(rank, mlp, with_penalty(lambda t: t.index == 2 and rank.rank == 0), expect={"2.*": "allreduce"}, warns=ONE_STOP,
+    check(rank, mlp, with_penalty(lambda t: t.index == 2 and rank.rank == 0), expect={"2.*": "sfb"}, warns=ONE_STOP,
           compression=rank.horovod.Compression.fp16)
 
 
 @case
 def l2_in_bfloat16(rank):
-    check(rank, mlp, with_penalty(lambda t: t.index == 2 and rank.rank == 0), expect={"2.*": "allreduce"}, warns=ONE_STOP,
+    check(rank, mlp, with_penalty(lambda t: t.index == 2 and rank.rank == 0), expect={"2.*": "sfb"}, warns=ONE_STOP,
           dtype=torch.bfloat16, horovod_wrap={"compression": rank.horovod.Compression.fp16})
 
 
@@ -103,7 +104,7 @@ def l2_of_all_weights_at_once(rank):
             loss = loss + 0.1 * sum(p.pow(2).sum() for p in m.parameters())
         loss.backward()
 
-    check(rank, mlp, run, expect={"*": "allreduce"}, warns=ONE_STOP * 3)
+    check(rank, mlp, run, expect={"*": "sfb"}, warns=ONE_STOP * 3)
 
 
 @case
@@ -145,7 +146,7 @@ class Tied(Module):
         return self.out(torch.tanh(self.mid(self.embed(ids))))
 
 
-@case
+@case(**BOTH)
 def tied_with_an_embedding(rank):
     check(rank, Tied, lambda m, t: loss_of(m(t.ids(20, 3, 5))).backward(), expect={"embed.weight": "allreduce", "mid.*": "sfb"},
           warns=[REFUSED])
@@ -185,7 +186,7 @@ def shared_by_two_modules_with_one_bias(rank):
 
 @case
 def shared_by_two_modules_with_own_biases(rank):
-    check(rank, lambda: Shared(bias=True), train(6, 12), expect={"*": "allreduce"}, warns=[REFUSED])
+    check(rank, lambda: Shared(bias=True), train(6, 12), expect={"*weight": "sfb", "*bias": "allreduce"})
 
 
 @case
@@ -199,7 +200,7 @@ def bias_shared_by_two_weights(rank):
         def forward(self, x):
             return self.b(torch.tanh(self.a(x)))
 
-    check(rank, Model, train(6, 12), expect={"*": "allreduce"}, warns=[REFUSED, REFUSED])
+    check(rank, Model, train(6, 12), expect={"*weight": "sfb", "*bias": "allreduce"})
 
 
 @case
@@ -212,7 +213,7 @@ def bias_used_in_one_of_two_calls(rank):
         def forward(self, x):
             return F.linear(torch.tanh(self.a(x)), self.a.weight)
 
-    check(rank, Model, train(6, 12), expect={"*": "allreduce"}, warns=[REFUSED])
+    check(rank, Model, train(6, 12), expect={"*weight": "sfb", "*bias": "allreduce"})
 
 
 @case
@@ -250,7 +251,7 @@ def bias_exchanged_later(rank):
     def run(m, t):
         loss_of(F.linear(t.x(5, 12), m.weight, m.second if t.index == 2 and rank.rank == 0 else m.first)).backward()
 
-    check(rank, Model, run, expect={"weight": "allreduce"}, warns=ONE_STOP)
+    check(rank, Model, run, expect={"weight": "sfb"}, warns=ONE_STOP)
 
 
 @case
@@ -336,10 +337,10 @@ def in_projection_as_three_linears(rank):
 
 @case
 def more_rows_than_one_collective_takes(rank):
-    """Every rank multiplies its own factors then and sends the product as an extra gradient; the layer is dense from the next step on."""
+    """Every rank multiplies its own factors then and sends the product as an extra gradient; the layer is dense until it is looked at again."""
     module = sys.modules["poseidon_hvd.optimizer"]
     module._MAX_GATHERED_ELEMENTS = 10
     try:
-        check(rank, mlp, train(6, 12), expect={"*": "allreduce"}, steps=4, warns=["its gradient came from elsewhere"] * 3)
+        check(rank, mlp, train(6, 12), expect={"*": "allreduce"}, steps=3, warns=["its gradient came from elsewhere"] * 3)
     finally:
         module._MAX_GATHERED_ELEMENTS = None

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from cases.embedding import Table, Words, plain_sgd
 from cases.linear import loss_of, mlp
 from harness.compare import expect_error, relative_error, schemes_of
-from harness.registry import case
+from harness.registry import JOIN, case
 
 import poseidon_hvd as hvd
 
@@ -61,12 +61,12 @@ def plain(rank):
     return step
 
 
-@case(seconds=120)
+@case(real=JOIN, seconds=120)
 def linear_layers(rank):
     assert set(schemes_of(check(rank, mlp, plain(rank))).values()) == {"sfb"}
 
 
-@case(seconds=120)
+@case(real=JOIN, seconds=120)
 def without_bias_and_in_half_precision(rank):
     """Rounded twice on our side, rows and then their product, so the comparison is coarser than the others."""
     results = [train(rank, library, lambda: mlp(bias=False), plain(rank), ROUNDS, compression=hvd.Compression.fp16, **wrap)[0]
@@ -74,7 +74,7 @@ def without_bias_and_in_half_precision(rank):
     assert relative_error(results[1], results[0].double()) < 1e-3
 
 
-@case(seconds=120)
+@case(real=JOIN, seconds=120)
 def several_passes(rank):
     def step(library, optimizer, model, index):
         for salt in range(2):
@@ -83,7 +83,7 @@ def several_passes(rank):
     check(rank, mlp, step, backward_passes_per_step=2)
 
 
-@case(seconds=120)
+@case(real=JOIN, seconds=120)
 def fewer_passes_than_announced(rank):
     def step(library, optimizer, model, index):
         for salt in range(1 + (index + rank.rank) % 2):
@@ -92,7 +92,7 @@ def fewer_passes_than_announced(rank):
     check(rank, mlp, step, backward_passes_per_step=2)
 
 
-@case(seconds=120)
+@case(real=JOIN, seconds=120)
 def layers_that_some_ranks_do_not_use(rank):
     def step(library, optimizer, model, index):
         x = batch(rank, index)
@@ -102,7 +102,7 @@ def layers_that_some_ranks_do_not_use(rank):
     check(rank, mlp, step)
 
 
-@case(seconds=120)
+@case(real=JOIN, seconds=120)
 def gradients_that_are_there_before_backward(rank):
     """Zeros in steps 1 and 3, something in step 4, in which ranks are missing: in another one it would end the layers' factors."""
 
@@ -115,7 +115,7 @@ def gradients_that_are_there_before_backward(rank):
     check(rank, mlp, step)
 
 
-@case(seconds=120)
+@case(real=JOIN, seconds=120)
 def users_own_allreduce_in_every_step(rank):
     """Of the loss, on the ranks that still train."""
 
@@ -136,13 +136,13 @@ def words(rank, used=lambda index: True):
     return step
 
 
-@case(seconds=120)
+@case(real=JOIN, seconds=120)
 def tables_with_dense_gradients(rank):
     optimizer = check(rank, Words, words(rank))
     assert schemes_of(optimizer)["embed.weight"] == "row-sparse"
 
 
-@case(seconds=120)
+@case(real=JOIN, seconds=120)
 def tables_with_sparse_gradients(rank):
     """Plain Horovod gathers those and cannot go on after a join, so there they are made dense. Some ranks have none in some steps."""
     dense = {"sparse_as_dense": True}
@@ -152,7 +152,7 @@ def tables_with_sparse_gradients(rank):
         assert schemes_of(optimizer)["embed.weight"] == scheme
 
 
-@case(seconds=120)
+@case(real=JOIN, seconds=120)
 def sparse_gradients_stay_sparse(rank):
     """SparseAdam takes no others."""
     for policy in ("sfb", "allreduce"):
@@ -172,13 +172,13 @@ def sparse_gradients_stay_sparse(rank):
         hvd.join()
 
 
-@case(seconds=120)
+@case(real=JOIN, seconds=120)
 def joined_before_the_first_step(rank):
     """A rank without data. The plan is made in the first step in which all take part."""
     check(rank, mlp, plain(rank), rounds=((4, 0, 2, 0), (4, 4, 4, 4)))
 
 
-@case(seconds=120)
+@case(real=JOIN, seconds=120)
 def plans_are_put_off(rank):
     """They would be due at steps 3, 8 and 18."""
     optimizer = check(rank, mlp, plain(rank), rounds=((12, 2, 9, 2), (6, 6, 6, 6)))
@@ -186,7 +186,7 @@ def plans_are_put_off(rank):
     assert len(set(made)) == 1 and made[0] > 0, made
 
 
-@case(seconds=120)
+@case(real=JOIN, seconds=120)
 def forward_and_half_a_step_before_the_join(rank):
     """A rank is bound to a step only once a gradient is complete: a forward, or one of two passes, does not count it among the others."""
     results = []
@@ -209,7 +209,7 @@ def forward_and_half_a_step_before_the_join(rank):
     assert relative_error(results[1], results[0].double()) < 1e-6
 
 
-@case
+@case(real=JOIN)
 def one_more_collective_per_step(rank):
     torch.manual_seed(7)
     model = mlp()
@@ -230,7 +230,7 @@ def one_more_collective_per_step(rank):
     assert counts == expected, counts
 
 
-@case
+@case(real=JOIN)
 def nothing_is_counted_where_nothing_is_gathered(rank):
     torch.manual_seed(7)
     model = mlp()
@@ -244,7 +244,7 @@ def nothing_is_counted_where_nothing_is_gathered(rank):
     hvd.join()
 
 
-@case
+@case(real=JOIN)
 def several_optimizers(rank):
     def run(library, **wrap):
         torch.manual_seed(7)
@@ -266,7 +266,7 @@ def several_optimizers(rank):
     assert relative_error(ours, theirs.double()) < 1e-6
 
 
-@case
+@case(real=JOIN)
 def weighed_by_samples(rank):
     """Ranks that have joined count no samples."""
 
@@ -283,7 +283,7 @@ def weighed_by_samples(rank):
     check(rank, mlp, step)
 
 
-@case
+@case(real=JOIN)
 def settings_that_differ_are_an_error(rank):
     model = mlp()
     optimizer = hvd.DistributedOptimizer(plain_sgd(model.parameters()), model.named_parameters(), policy="sfb",
@@ -292,7 +292,7 @@ def settings_that_differ_are_an_error(rank):
     expect_error(rank, ValueError, ["uneven_steps="], optimizer.step)
 
 
-@case(ranks=(4,))
+@case(real=JOIN, ranks=(4,))
 def other_process_sets_have_no_join(rank):
     """Horovod's join is of all ranks; an optimizer over some of them is as without the option."""
     torch.manual_seed(7)

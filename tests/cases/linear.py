@@ -5,7 +5,7 @@ from torch.nn import Linear, ReLU, Sequential, Tanh
 from torch.nn import functional as F
 
 from harness.compare import check
-from harness.registry import case
+from harness.registry import BOTH, case
 
 
 def mlp(bias=True):
@@ -27,7 +27,7 @@ def train(*shape, salt=0):
     return run
 
 
-@case
+@case(**BOTH)
 def mlp_with_bias(rank):
     check(rank, mlp, train(16, 12), expect={"*": "sfb"})
 
@@ -37,7 +37,7 @@ def mlp_without_bias(rank):
     check(rank, lambda: mlp(bias=False), train(16, 12), expect={"*": "sfb"})
 
 
-@case
+@case(**BOTH)
 def cross_entropy_mlp(rank):
     def run(m, t):
         F.cross_entropy(m(t.x(8 + rank.rank, 12)), t.ids(10, 8 + rank.rank)).backward()
@@ -117,7 +117,7 @@ def part_of_the_outputs_used(rank):
     check(rank, mlp, run, expect={"*": "sfb"})
 
 
-@case
+@case(**BOTH)
 def unequal_rows(rank):
     check(rank, mlp, train(lambda t: (3 + 2 * ((rank.rank + t.index) % rank.size), 12)), expect={"*": "sfb"}, steps=5)
 
@@ -196,7 +196,7 @@ def functional_linear(rank):
     check(rank, Model, train(6, 12), expect={"w": "sfb", "b": "sfb", "v": "allreduce"})
 
 
-@case
+@case(**BOTH)
 def convolutions_stay_dense(rank):
     def build():
         return Sequential(torch.nn.Conv2d(1, 4, 3), ReLU(), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), Linear(144, 10))
@@ -217,7 +217,7 @@ def channels_last_model(rank):
     check(rank, build, run, expect={"0.*": "allreduce", "3.*": "sfb"}, horovod=False)
 
 
-@case
+@case(**BOTH)
 def recurrent_layers(rank):
     class Model(torch.nn.Module):
         def __init__(self):

@@ -5,7 +5,7 @@ from torch.nn import Linear, Sequential, Tanh
 
 from cases.linear import loss_of, mlp, train
 from harness.compare import assert_schemes, check, expect_error, poseidon_warnings, relative_error, schemes_of, sgd, trajectories
-from harness.registry import case
+from harness.registry import BOTH, case
 
 import poseidon_hvd as hvd
 
@@ -25,7 +25,7 @@ def three_passes(rank):
     check(rank, mlp, several(3), expect={"*": "sfb"}, backward_passes_per_step=3)
 
 
-@case
+@case(**BOTH)
 def three_passes_of_unequal_rows(rank):
     def run(m, t):
         for i in range(3):
@@ -39,7 +39,7 @@ def fewer_passes_than_configured(rank):
     check(rank, mlp, several(2), expect={"*": "sfb"}, backward_passes_per_step=3)
 
 
-@case
+@case(**BOTH)
 def fewer_passes_on_one_rank(rank):
     check(rank, mlp, several(lambda t: 2 if rank.rank == t.index % rank.size else 3), expect={"*": "sfb"}, backward_passes_per_step=3)
 
@@ -99,7 +99,7 @@ def interleaved_graphs(rank):
     check(rank, mlp, run, expect={"*": "sfb"}, backward_passes_per_step=3)
 
 
-@case
+@case(**BOTH)
 def set_backward_passes_per_step(rank):
     def run(m, t):
         passes = 1 + t.index % 3
@@ -199,14 +199,23 @@ def zero_grad_does_as_asked(rank):
 
 @case
 def zero_grad_between_backward_and_step(rank):
-    """Refused, as in Horovod, also while factors are in flight; the step then goes on unharmed."""
+    """Where step() reduces it is refused, as in Horovod, also while factors are in flight; the step then goes on unharmed. Where backward() has
+    reduced it discards the step, as in one process."""
 
-    def run(m, t):
+    def refused(m, t):
         loss_of(m(t.x(6, 12))).backward()
         if t.optimizer is not None:
             expect_error(rank, AssertionError, ["zero_grad"], t.optimizer.zero_grad)
 
-    check(rank, mlp, run, expect={"*": "sfb"})
+    check(rank, mlp, refused, expect={"*": "sfb"}, reduce_in="step")
+
+    def discarded(m, t):
+        if t.index % 2:
+            loss_of(m(t.x(6, 12, salt=1))).backward()
+            m.zero_grad() if t.optimizer is None or t.kind == "horovod" else t.optimizer.zero_grad()
+        loss_of(m(t.x(6, 12))).backward()
+
+    check(rank, mlp, discarded, expect={"*": "sfb"}, steps=5)
 
 
 @case
@@ -316,7 +325,7 @@ def clipping(rank):
         assert rounds == (6 if step == 0 else 3), (rounds, after)
 
 
-@case
+@case(**BOTH)
 def clipping_like_the_reference(rank):
     """The norm is that of the reduced gradients, and so is what is left of them."""
 
@@ -336,7 +345,7 @@ def clipping_like_the_reference(rank):
     trajectories(rank, script)
 
 
-@case
+@case(real="plain Horovod beside")
 def step_after_synchronize_warns(rank):
     """Without skip_synchronize() the gradients are reduced twice, as in Horovod: harmless for averages, warned of."""
     import warnings

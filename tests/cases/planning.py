@@ -11,7 +11,7 @@ from torch.nn import Linear, ReLU, Sequential
 
 from cases.linear import loss_of, mlp, train
 from harness.compare import check, reasons_of, schemes_of, sgd
-from harness.registry import case
+from harness.registry import BOTH, JOIN, case
 
 import poseidon_hvd as hvd
 
@@ -46,7 +46,7 @@ def rows_by_step(rows):
     return train(lambda t: (rows(t.index), 64))
 
 
-@case(seconds=120)
+@case(real="times of real ranks", seconds=120)
 def one_plan_from_different_timings(rank):
     """cases.md 43: rank 1 computes ten times slower than the others."""
 
@@ -67,7 +67,7 @@ def one_plan_from_different_timings(rank):
     assert plan["predicted_step_seconds"] > 0.07  # every rank's plan knows of the slow one
 
 
-@case
+@case(**BOTH)
 def slow_network_chooses_factors(rank):
     runs = check(rank, wide, rows_by_step(lambda step: 4), expect={"0.*": "sfb", "2.*": "sfb"}, policy="time", network=SLOW, steps=6)
     plan = same_plan(rank, runs.optimizer)
@@ -106,7 +106,7 @@ def overrides_go_before_time(rank):
           schemes={"0.weight": "sfb"})
 
 
-@case(seconds=180)
+@case(**BOTH, seconds=180)
 def rows_change_for_good(rank):
     """cases.md 38: SFB, allreduce, SFB for one layer in one run, each exact, names without a step number."""
     rows = lambda step: 4 if step < 5 or step >= 12 else 200
@@ -186,7 +186,7 @@ def dropped_steps_do_not_confuse_the_plan(rank):
     assert same_plan(rank, optimizer)["made_at_step"] == 8
 
 
-@case
+@case(real="environment and standard error")
 def plan_is_logged_on_rank_0(rank):
     os.environ["POSEIDON_LOG_LEVEL"] = "info"
     try:
@@ -199,14 +199,14 @@ def plan_is_logged_on_rank_0(rank):
     assert ("plan made at step 0" in printed and "predicted step" in printed) == (rank.rank == 0), printed
 
 
-@case
+@case(**BOTH)
 def different_networks_are_an_error(rank):
     """Settings that differ between ranks are named, not guessed at."""
     model = mlp()
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), policy="time",
                                          network=SLOW if rank.rank == 0 else FAST)
-    loss_of(model(rank.random(0, 2, 12).float())).backward()
     try:
+        loss_of(model(rank.random(0, 2, 12).float())).backward()
         optimizer.step()
     except ValueError as error:
         assert "network=" in str(error), error
@@ -255,7 +255,7 @@ def ids_change_for_good(rank):
     assert seen[1:9] == ["row-sparse"] * 8 and seen[9:19] == ["allreduce"] * 10 and seen[19:] == ["row-sparse"] * 2, seen
 
 
-@case(seconds=120)
+@case(real=JOIN, seconds=120)
 def ranks_that_have_joined_put_a_plan_off(rank):
     """Uneven steps with everything dense: works as in Horovod, also where a plan would be due (steps 3 and 8)."""
     torch.manual_seed(7)

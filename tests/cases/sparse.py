@@ -5,7 +5,7 @@ from torch.nn import Embedding, EmbeddingBag, Linear, Module
 
 from cases.linear import loss_of
 from harness.compare import Step, check, relative_error
-from harness.registry import case
+from harness.registry import BOTH, case
 
 import poseidon_hvd as hvd
 
@@ -48,7 +48,7 @@ def padding_index(rank):
     assert runs.model.embed.weight.grad[9].count_nonzero() == 0
 
 
-@case
+@case(**BOTH)
 def sparse_embedding(rank):
     """The gradient stays sparse, repeated rows included. SGD with momentum takes no sparse gradients."""
     runs = check(rank, lambda: Words(True), run_words, expect={"embed.weight": "row-sparse", "head.*": "sfb"},
@@ -74,7 +74,7 @@ def sparse_embedding_two_passes(rank):
           backward_passes_per_step=2)
 
 
-@case
+@case(**BOTH)
 def sparse_embedding_op_sum(rank):
     check(rank, lambda: Words(True), run_words, expect={"head.*": "sfb"}, optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
           op=rank.horovod.Sum)
@@ -170,7 +170,7 @@ def embedding_bag(rank):
           optimizer=lambda p: torch.optim.SGD(p, lr=0.05))
 
 
-@case
+@case(real="plain Horovod beside")
 def sparse_adam_and_adam(rank):
     """Two optimizers over one model: SparseAdam for the table, Adam for the rest."""
 

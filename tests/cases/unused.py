@@ -5,7 +5,7 @@ from torch.nn import Linear, Module, Sequential, Tanh
 
 from cases.linear import loss_of, mlp, train
 from harness.compare import check, poseidon_warnings, reasons_of, Run3
-from harness.registry import case
+from harness.registry import BOTH, case
 
 
 class Heads(Module):
@@ -59,7 +59,7 @@ def first_used_at_step_3(rank):
           expect={"*": "sfb"})
 
 
-@case
+@case(**BOTH)
 def first_used_at_step_3_on_one_rank(rank):
     check(rank, Heads, lambda m, t: loss_of(m(t.x(6, 12), *((0, 1) if t.index >= 3 and rank.rank == 0 else (0,)))).backward(), steps=6,
           expect={"*": "sfb"})
@@ -142,7 +142,7 @@ def check_frozen_later(rank, name):
     runs.finish({"0.*": "sfb", "4.*": "sfb"})
 
 
-@case
+@case(**BOTH)
 def layer_frozen_later_and_thawed_again(rank):
     def before(m, step):
         for p in m[2].parameters():

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from cases.linear import mlp
 from cases.reduction_hooks import made
 from harness.compare import expect_error, relative_error, schemes_of
-from harness.registry import case
+from harness.registry import BOTH, case
 
 import poseidon_hvd as hvd
 
@@ -29,7 +29,7 @@ def mean_loss(model, x):
     return F.mse_loss(model(x), torch.ones(len(x), 10, dtype=x.dtype))
 
 
-@case
+@case(**BOTH)
 def unequal_batches_give_the_gradient_of_all_samples(rank):
     for policy in ("sfb", "allreduce"):
         model, optimizer = made(rank, build=lambda: mlp().double(), policy=policy)

@@ -1,7 +1,7 @@
-"""The part of ``horovod.torch`` that ranks which are threads can have: constants, process sets, and collectives among them.
+"""The part of ``horovod.torch`` that ranks which are threads can have: constants, process sets, some collectives.
 
-Reductions and gathers of tensors travel over the transport, with names, as those of the product do. Everything else is exchanged in
-Python (``meeting``).
+Reductions and gathers of tensors travel over the transport, with names, as those of the product do. Everything else is
+exchanged in Python (``meeting``).
 """
 
 import copy
@@ -74,14 +74,17 @@ class LocalHorovod:
 
     # ---- Tensors, over the transport
 
-    def allreduce_async(self, tensor: torch.Tensor, average=None, name: str = "allreduce", op=None, prescale_factor: float = 1.0,
-                        postscale_factor: float = 1.0, process_set: Optional[RankSet] = None):
+    def allreduce_async(self, tensor: torch.Tensor, average=None, name: str = "allreduce", op=None,
+                        prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+                        process_set: Optional[RankSet] = None):
         assert average is None, "say op=Average or op=Sum"
+        members = process_set or self.global_process_set
         return self._world.native.allreduce(self._rank, name, tensor, Average if op is None else op, prescale_factor,
-                                            postscale_factor, (process_set or self.global_process_set).process_set_id)
+                                            postscale_factor, members.process_set_id)
 
     def allgather_async(self, tensor: torch.Tensor, name: str = "allgather", process_set: Optional[RankSet] = None):
-        return self._world.native.allgather(self._rank, name, tensor, (process_set or self.global_process_set).process_set_id)
+        members = process_set or self.global_process_set
+        return self._world.native.allgather(self._rank, name, tensor, members.process_set_id)
 
     def synchronize(self, handle) -> torch.Tensor:
         try:

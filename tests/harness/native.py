@@ -1,6 +1,7 @@
-"""Builds and loads ``_local_world``, the extension that runs ranks as threads: ``python -m harness.native`` prints where it is.
+"""Builds and loads ``_local_world``, the extension for ranks as threads: ``python -m harness.native`` builds it.
 
-It hands C++ objects to ``poseidon_hvd._C``, so both must come from one build: it is built in the folder that made the ``_C`` in use.
+It hands C++ objects to ``poseidon_hvd._C``, so both must come from one build: it is built in the folder that made the
+``_C`` in use.
 """
 
 import fcntl
@@ -46,12 +47,13 @@ def build() -> Path:
     folder = next(filter(_same_build, folders), None)
     if folder is None:
         where = ", ".join(map(str, folders)) or f"{ROOT / 'build'}, which has no build"
-        raise NotBuilt(f"{_C.__file__} is not what was last built in {where}. Run `make build`, or name its build folder in "
-                       f"{_FOLDER_VARIABLE}.")
+        raise NotBuilt(f"{_C.__file__} is not what was last built in {where}. Run `make build`, or name its build "
+                       f"folder in {_FOLDER_VARIABLE}.")
     with open(folder / ".local_world.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        built = subprocess.run([_cmake(folder), "--build", str(folder), "--target", "_local_world"], stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True, timeout=_BUILD_SECONDS)
+        command = [_cmake(folder), "--build", str(folder), "--target", "_local_world"]
+        built = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               timeout=_BUILD_SECONDS)
     if built.returncode != 0:
         raise NotBuilt(f"_local_world was not built in {folder}:\n{built.stdout[-5000:]}")
     if not _same_build(folder):

@@ -8,6 +8,8 @@ import torch
 
 # The process set of the cases that need one, known from the start.
 SUBSET = (1, 3)
+# Of every case, on all ranks.
+DEFAULT_SEED = 1234
 
 
 class Rank:
@@ -17,7 +19,10 @@ class Rank:
         rank, size: as in Horovod.
         horovod: ``horovod.torch``; where ranks are threads, the part of it that needs no Horovod.
         subset: a process set of ranks 1 and 3, where there are so many.
+        is_thread: there is no plain Horovod to compare with.
     """
+
+    is_thread = False
 
     def __init__(self, horovod: Any, rank: int, size: int, subset: Any) -> None:
         self.horovod, self.rank, self.size, self.subset = horovod, rank, size, subset
@@ -32,7 +37,7 @@ class Rank:
         return cls(horovod, horovod.rank(), horovod.size(), subset)
 
     def begin_case(self) -> None:
-        torch.manual_seed(1234)
+        torch.manual_seed(DEFAULT_SEED)
 
     def end_case(self, index: int) -> None:
         """All ranks are here, at the same case."""

@@ -1,4 +1,4 @@
-"""``warnings`` by thread: what a rank ignores or records, the others still see. Python's own state belongs to the process."""
+"""``warnings`` by thread: what one rank ignores or records, others still see. Python's filters are the process's."""
 
 import re
 import threading
@@ -18,8 +18,8 @@ def _frames() -> List["_Frame"]:
 class _Frame:
     """One ``catch_warnings`` block of one thread."""
 
-    def __init__(self, *, record: bool = False, module: Any = None, action: Optional[str] = None, category: type = Warning,
-                 lineno: int = 0, append: bool = False) -> None:
+    def __init__(self, *, record: bool = False, module: Any = None, action: Optional[str] = None,
+                 category: type = Warning, lineno: int = 0, append: bool = False) -> None:
         self.recorded: Optional[List[warnings.WarningMessage]] = [] if record else None
         self._filters: List[Tuple[str, Optional["re.Pattern"], type]] = []
         if action is not None:
@@ -39,8 +39,10 @@ class _Frame:
         self._filters.clear()
 
     def action(self, warning: warnings.WarningMessage) -> Optional[str]:
-        return next((action for action, message, category in self._filters
-                     if issubclass(warning.category, category) and (message is None or message.match(str(warning.message)))), None)
+        for action, message, category in self._filters:
+            if issubclass(warning.category, category) and (message is None or message.match(str(warning.message))):
+                return action
+        return None
 
 
 def _show(original, warning: warnings.WarningMessage) -> None:
@@ -58,9 +60,10 @@ def _show(original, warning: warnings.WarningMessage) -> None:
 
 @contextmanager
 def warnings_by_thread() -> Iterator[None]:
-    """Inside, ``catch_warnings``, ``simplefilter``, ``filterwarnings`` and ``resetwarnings`` act on the calling thread alone.
+    """Inside, ``catch_warnings`` and the functions that add filters act on the calling thread alone.
 
-    Every warning of every call counts, as after ``simplefilter("always")``. Filters outside of ``catch_warnings`` have no effect.
+    Every warning of every call counts, as after ``simplefilter("always")``. Filters outside of ``catch_warnings`` have
+    no effect.
     """
     def simplefilter(action, category=Warning, lineno=0, append=False):
         if _frames():

@@ -59,16 +59,15 @@ def main() -> None:
     import torch
 
     from harness.ranks import Rank
-    from harness.registry import cases_of
+    from harness.registry import find
 
     torch.set_num_threads(1)
     rank = Rank.start(plan["ranks"])
     journal = Journal(folder, rank.rank, rank.size)
     threading.Thread(target=_leave_when_another_failed, args=(journal,), name="watch-others", daemon=True).start()
-    cases = cases_of(plan["module"])
     journal.write(event="ready")
     for index, name in enumerate(plan["cases"]):
-        case = cases[name]
+        case = find(name)
         journal.write(event="start", case=name)
         # Needs no GIL, so it also ends a rank that is stuck in C++.
         faulthandler.dump_traceback_later(case.seconds, exit=True, file=journal.stacks)

@@ -1,9 +1,9 @@
-"""Ranks as threads of one process: the wrapper, sessions and engines of the product over a transport between threads.
+"""Ranks as threads of one process: the product's wrapper, sessions and engines over a transport between threads.
 
     def main(rank):
-        with seeded(7):
-            model = torch.nn.Linear(12, 5)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), policy="sfb")
+        torch.manual_seed(7)
+        model = torch.nn.Linear(12, 5)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
         model(rank.random(0, 8, 12).float()).sum().backward()
         optimizer.step()
         rank.assert_same_everywhere(model.parameters(), "parameters")
@@ -11,38 +11,33 @@
     with World(4) as world:
         world.run(main)
 
-Milliseconds instead of the seconds that ``horovodrun`` takes. What belongs to a process is shared: see ``seeding`` and
-``thread_warnings``. Horovod is not initialized; ``rank.horovod`` has its constants and the collectives that ``local_horovod`` makes.
+Milliseconds instead of the seconds that ``horovodrun`` takes. Random numbers and warnings are each rank's own; what
+else a process has, such as its environment, is shared and must not be changed (``one_process``). Horovod is not
+initialized: ``rank.horovod`` has its constants and some collectives (``local_horovod``).
 """
 
-import ctypes
-import itertools
-import sys
+import os
 import threading
 import time
-import traceback
-from collections import defaultdict
-from contextlib import ExitStack
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence
-from unittest import mock
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence
 
 import torch
+from horovod.torch.mpi_ops import Average, Max, Min, Product, Sum
 
-from poseidon_hvd import _runtime
-
-from .local_horovod import LocalHorovod, RankSet
-from .meeting import Broken, Meeting
+from .local_horovod import LocalHorovod
+from .meeting import Meeting
 from .native import local_world
+from .one_process import ranks_in_one_process
+from .rank_thread import STOPPED, STUCK, RankThread, RankWorld
 from .ranks import SUBSET, Rank
-from .seeding import refuse_unlocked_seed
-from .thread_warnings import warnings_by_thread
 
 # For the other ranks to end by themselves after one has failed: their own exceptions say more than "stopped".
 GRACE_SECONDS = 0.5
 # For a rank to end after its collectives have failed.
-_END_SECONDS = 5.0
+_END_SECONDS = 2.0
 # How long a rank may wait for an operation of a rank that has ended.
-_PARTED_SECONDS = 5.0
+_PARTED_SECONDS = 3.0
+_REDUCTIONS = {Average: torch.mean, Sum: torch.sum, Min: torch.amin, Max: torch.amax, Product: torch.prod}
 
 
 class RanksFailed(AssertionError):
@@ -50,7 +45,7 @@ class RanksFailed(AssertionError):
 
     Attributes:
         errors: rank -> its exception's traceback; of a rank that was stuck, where.
-        kinds: rank -> name of the exception's type, "stopped" where it only followed from another rank's, or "stuck".
+        kinds: rank -> name of the exception's type; ``STOPPED`` where it only followed from another rank's; or ``STUCK``.
     """
 
     def __init__(self, text: str, errors: Dict[int, str], kinds: Dict[int, str]) -> None:
@@ -58,64 +53,18 @@ class RanksFailed(AssertionError):
         self.errors, self.kinds = errors, kinds
 
 
-class _RankWorld(_runtime.World):
-    """What the optimizers of one rank ask."""
+class ThreadRank(Rank):
+    """A rank that is a thread. What the harness itself exchanges does not pass through the transport under test."""
 
-    def __init__(self, world: "World", rank: int, horovod: LocalHorovod) -> None:
-        self._world, self._rank, self._horovod = world, rank, horovod
-        self._tags: Dict[int, Iterator[int]] = defaultdict(itertools.count)
+    horovod: LocalHorovod
+    is_thread = True
 
-    def size(self) -> int:
-        return self._world.size
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self.horovod.exchange(tensor.detach()))
 
-    def process_set(self, given):
-        return self._horovod.rank_set(given)
-
-    def engine(self):
-        return self._world.native.engine(self._rank)
-
-    def session_tag(self, process_set: int) -> str:
-        return f"{self._world.runs}.{next(self._tags[process_set])}"
-
-    def watch(self, optimizer) -> None:
-        pass  # nothing is shut down under it
-
-    def sparse_allreduce_async(self, tensor, *, name, op, process_set):
-        return self._horovod.sparse_allreduce_async(tensor, name=name, op=op, process_set=process_set)
-
-
-class _Thread:
-    """One rank of one run."""
-
-    def __init__(self, rank: Rank, world: _RankWorld, main: Callable[[Rank], Any], ended: Callable[[int], None]) -> None:
-        self.rank, self._world, self._main, self._ended = rank.rank, world, main, ended
-        self._rank: Optional[Rank] = rank
-        self.result: Any = None
-        self.error: Optional[str] = None
-        self.kind: Optional[str] = None
-        self.after_stop = False
-        self.stopped = False  # the run has been broken off; set by it
-        self.thread = threading.Thread(target=self._run, name=f"rank-{rank.rank}", daemon=True)
-
-    def _run(self) -> None:
-        try:
-            with _runtime.use_world(self._world):
-                self.result = self._main(self._rank)
-        except BaseException as error:  # SystemExit, KeyboardInterrupt: also a failure
-            self.after_stop = self.stopped or isinstance(error, Broken)
-            self.kind = type(error).__name__
-            self.error = traceback.format_exc()
-        finally:
-            self._rank = self._main = self._world = None  # with it go models and sessions
-            self._ended(self.rank)
-
-    def stack(self) -> str:
-        frame = sys._current_frames().get(self.thread.ident)
-        return "".join(traceback.format_stack(frame)) if frame else "no Python frame\n"
-
-    def interrupt(self) -> None:
-        """Reaches it when it runs Python code again."""
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread.ident), ctypes.py_object(Broken))
+    def reduce(self, tensor: torch.Tensor, op=None, process_set=None) -> torch.Tensor:
+        everyones = torch.stack(self.horovod.exchange(tensor.detach(), process_set))
+        return _REDUCTIONS[Average if op is None else op](everyones, dim=0)
 
 
 class World:
@@ -125,12 +74,15 @@ class World:
         size: how many ranks.
         max_delay: seconds; each operation waits a random time of at most so long before it is executed.
         seed: of these times.
+        measured: how dense gradients are put together is measured, as by default. It takes most of a second in each
+            optimizer's first step; without it ``dense`` is ``"lazy"`` where nothing else is said.
     """
 
-    def __init__(self, size: int, *, max_delay: float = 0.0, seed: int = 1) -> None:
+    def __init__(self, size: int, *, max_delay: float = 0.0, seed: int = 1, measured: bool = False) -> None:
         self.size = size
         self.runs = 0
         self.native = local_world().World(size=size, max_delay_seconds=max_delay, seed=seed)
+        self._environment = {} if measured or "POSEIDON_DENSE" in os.environ else {"POSEIDON_DENSE": "lazy"}
         self._broken: Optional[str] = None
         self._changed = threading.Condition()
         self._process_sets: Dict[Sequence[int], int] = {tuple(range(size)): 0}
@@ -147,14 +99,14 @@ class World:
         self.native.stop()
 
     def fail_next(self, name: str = "", *, message: str = "injected failure", rank: Optional[int] = None) -> None:
-        """The next operation of that wire name (default: of any) fails as if Horovod had, on one rank or (default) on all.
+        """The next operation of that wire name (default: any) fails as if Horovod had, on one rank or (default) on all.
 
         On all, no data are moved. On one, the others get theirs.
         """
         self.native.fail_next(name, message, local_world().ALL_RANKS if rank is None else rank)
 
     def executed(self) -> List[Dict[str, Any]]:
-        """Operations in the order of execution: ``name``, ``kind``, ``dtype``, ``bytes`` by member, ``process_set``, ``ok``."""
+        """Operations in the order of execution: name, kind, dtype, bytes (by member), process_set, ok."""
         return self.native.log()
 
     def process_set_id(self, ranks: Sequence[int]) -> int:
@@ -170,126 +122,132 @@ class World:
 
         Raises:
             RanksFailed: a rank raised an exception, the ranks parted, or they were not done after ``seconds``.
+            AssertionError: ranks changed what they share.
         """
         assert self._broken is None, f"the world cannot be used any more: {self._broken}"
         self.runs += 1
-        meetings: Dict[Sequence[int], Meeting] = {}
-        ended: List[int] = []
+        return _Run(self, main).result(seconds)
 
-        def end(rank: int) -> None:
-            with self._changed:
-                ended.append(rank)
-                self._changed.notify_all()
-            for meeting in list(meetings.values()):
-                meeting.leave(rank)
+    def break_up(self, reason: str) -> None:
+        """By the run that has failed: the ranks' collectives fail, and there is no other run."""
+        self._broken = reason
+        self.native.stop()
 
-        def meeting_of(ranks: Sequence[int]) -> Meeting:
-            with self._changed:
-                meeting = meetings.setdefault(tuple(ranks), Meeting(ranks))
-                for rank in ended:
-                    meeting.leave(rank)
-                return meeting
 
-        threads = []
-        for rank in range(self.size):
-            horovod = LocalHorovod(self, rank, meeting_of)
-            subset = horovod.ProcessSet(SUBSET) if self.size > max(SUBSET) else None
-            threads.append(_Thread(ThreadRank(horovod, rank, self.size, subset), _RankWorld(self, rank, horovod), main, end))
-        with ExitStack() as stack:
-            stack.enter_context(warnings_by_thread())
-            stack.enter_context(mock.patch.object(torch, "manual_seed", refuse_unlocked_seed))
-            for each in threads:
-                each.thread.start()
-            reason = self._watch(threads, ended, time.monotonic() + seconds, seconds)
+class _Run:
+    """One ``World.run``."""
+
+    def __init__(self, world: World, main: Callable[[Rank], Any]) -> None:
+        self._world = world
+        self._changed = threading.Condition()
+        self._ended: List[int] = []
+        self._meetings: Dict[Sequence[int], Meeting] = {}
+        self._threads = []
+        for number in range(world.size):
+            horovod = LocalHorovod(world, number, self._meeting_of)
+            subset = horovod.ProcessSet(SUBSET) if world.size > max(SUBSET) else None
+            rank = ThreadRank(horovod, number, world.size, subset)
+            self._threads.append(RankThread(rank, RankWorld(world, number, horovod), main, self._end))
+
+    def result(self, seconds: float) -> List[Any]:
+        with ranks_in_one_process(self._world._environment):
+            for each in self._threads:
+                each.start()
+            reason = self._watch(time.monotonic() + seconds, seconds)
             if reason is not None:
-                self._stop(threads, meetings, reason)
-        for each in threads:
-            if each.error is None and not each.thread.is_alive():
-                each.thread.join()
+                self._stop(reason)
+        self._join(self._threads, GRACE_SECONDS)
         if reason is not None:
-            self._raise(threads, reason)
-        return [each.result for each in threads]
+            self._raise()
+        return [each.result for each in self._threads]
 
-    def _watch(self, threads: Sequence[_Thread], ended: Sequence[int], deadline: float, seconds: float) -> Optional[str]:
+    def _end(self, rank: int) -> None:
+        with self._changed:
+            self._ended.append(rank)
+            for meeting in self._meetings.values():
+                self._leave(meeting, rank)
+            self._changed.notify_all()
+
+    def _leave(self, meeting: Meeting, rank: int) -> None:
+        thread = self._threads[rank]
+        if thread.error is None:
+            meeting.leave(rank)
+        else:
+            meeting.break_up(f"rank {rank} raised {thread.kind}")
+
+    def _meeting_of(self, ranks: Sequence[int]) -> Meeting:
+        with self._changed:
+            meeting = self._meetings.setdefault(tuple(ranks), Meeting(ranks))
+            for rank in self._ended:
+                self._leave(meeting, rank)
+            return meeting
+
+    def _watch(self, deadline: float, seconds: float) -> Optional[str]:
         """Waits for the end. Returns why the run must be broken off, if it must."""
         parted_at = deadline
         with self._changed:
-            while len(ended) < self.size:
-                failed = next((threads[rank] for rank in ended if threads[rank].error is not None), None)
-                if failed is not None:
-                    return f"rank {failed.rank} raised {failed.kind}"
+            while True:
+                failed = [self._threads[rank] for rank in self._ended if self._threads[rank].error is not None]
+                if failed:
+                    return f"rank {failed[0].rank} raised {failed[0].kind}"
+                if len(self._ended) == self._world.size:
+                    return None
                 now = time.monotonic()
                 if now >= deadline:
                     return f"not done after {seconds:g} s"
                 if now >= parted_at:
-                    return f"ranks {sorted(ended)} ended and the others wait for them"
+                    return f"ranks {sorted(self._ended)} ended and the others wait for them"
+                if not self._ended:
+                    self._changed.wait(deadline - now)
+                    continue
                 # Not at once: a rank may end with operations in flight that it has not waited for.
-                parts = any(set(missing).intersection(ended) for _, missing in self.native.waiting()) if ended else False
-                parted_at = min(parted_at, now + _PARTED_SECONDS) if parts else deadline
-                self._changed.wait(min(deadline - now, 0.1) if ended else deadline - now)
-            failed = next((each for each in threads if each.error is not None), None)
-        return f"rank {failed.rank} raised {failed.kind}" if failed is not None else None
+                parted = any(set(missing).intersection(self._ended) for _, missing in self._world.native.waiting())
+                parted_at = min(parted_at, now + _PARTED_SECONDS) if parted else deadline
+                self._changed.wait(min(deadline - now, 0.1))
 
-    def _stop(self, threads: Sequence[_Thread], meetings: Dict[Sequence[int], Meeting], reason: str) -> None:
-        """Brings every rank to its end, first by letting it find out, then by failing its collectives, then by an exception."""
-        self._broken = f"in run {self.runs} {reason}"
-        late = not any(each.error for each in threads)
-        alive = [each for each in threads if each.thread.is_alive()]
-        stuck = {each.rank: each.stack() for each in alive} if late else {}
-        waits = self._waits()
-        for meeting in list(meetings.values()):
-            meeting.break_up(reason)
+    def _stop(self, reason: str) -> None:
+        """Brings every rank to its end: it finds out by itself, or its collectives fail, or it gets an exception."""
+        late = not any(each.error for each in self._threads)
+        alive = [each for each in self._threads if each.is_alive()]
+        stuck = {each: each.stack() for each in alive} if late else {}
+        with self._changed:
+            for meeting in self._meetings.values():
+                meeting.break_up(reason)
         if not late:
             self._join(alive, GRACE_SECONDS)
         for each in alive:
             each.stopped = True
-        self.native.stop()
+        self._world.break_up(f"in run {self._world.runs} {reason}{self._waits()}")
         self._join(alive, _END_SECONDS)
         for each in alive:
-            if each.thread.is_alive():
-                stuck.setdefault(each.rank, each.stack())
+            if each.is_alive():
+                stuck.setdefault(each, each.stack())
                 each.interrupt()
         self._join(alive, 1.0)
-        for each in alive:
-            if each.rank in stuck:
-                still = " and cannot be ended: it is still running" if each.thread.is_alive() else ""
-                each.kind, each.error = "stuck", f"did not come back{still}. It was here:\n{stuck[each.rank]}"
-        if waits and (late or any(each.kind == "stopped" or each.after_stop for each in threads)):
-            self._broken += f". Operations that ranks were waiting for: {waits}"
+        for each, stack in stuck.items():
+            each.note_stuck(stack)
 
     def _waits(self) -> str:
-        waiting = self.native.waiting()
+        waiting = self._world.native.waiting()
         texts = [f"{' and '.join(names[:2])} not sent by ranks {missing}" for names, missing in waiting[:8]]
-        return "; ".join(texts) + (f"; and {len(waiting) - 8} more" if len(waiting) > 8 else "")
+        more = f"; and {len(waiting) - 8} more" if len(waiting) > 8 else ""
+        return f". Operations that ranks were waiting for: {'; '.join(texts)}{more}" if texts else ""
 
     @staticmethod
-    def _join(threads: Sequence[_Thread], seconds: float) -> None:
+    def _join(threads: Sequence[RankThread], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         for each in threads:
-            each.thread.join(max(0.0, deadline - time.monotonic()))
+            each.join(max(0.0, deadline - time.monotonic()))
 
-    def _raise(self, threads: Sequence[_Thread], reason: str) -> NoReturn:
-        parts, errors, kinds = [], {}, {}
-        for each in threads:
+    def _raise(self) -> NoReturn:
+        failed = [each for each in self._threads if each.error is not None]
+        errors, kinds = {each.rank: each.error for each in failed}, {each.rank: each.kind for each in failed}
+        parts = []
+        for each in self._threads:
             if each.error is None:
                 parts.append(f"---- rank {each.rank} came to its end")
-                continue
-            errors[each.rank] = each.error
-            kinds[each.rank] = "stopped" if each.after_stop and each.kind != "stuck" else each.kind
-            if kinds[each.rank] == "stopped":
+            elif each.kind == STOPPED:
                 parts.append(f"---- rank {each.rank} was stopped in a wait: {each.error.strip().splitlines()[-1]}")
             else:
                 parts.append(f"---- rank {each.rank}\n{each.error}")
-        raise RanksFailed(f"{self._broken}\n" + "\n".join(parts), errors, kinds)
-
-
-class ThreadRank(Rank):
-    """A rank that is a thread."""
-
-    horovod: LocalHorovod
-
-    def begin_case(self) -> None:
-        pass  # the process's random state is nobody's here
-
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self.horovod.exchange(tensor.detach()))
+        raise RanksFailed("\n".join([str(self._world._broken), *parts]), errors, kinds)

@@ -1,18 +1,18 @@
-"""A training program on ranks that are threads: ``PYTHONPATH=tests python tests/scripts/ranks_as_threads.py``. See harness/world.py."""
+"""Training on ranks that are threads: ``PYTHONPATH=tests python tests/scripts/ranks_as_threads.py``; harness/world.py."""
 
 import time
 
 import torch
 
 import poseidon_hvd as hvd
-from harness.seeding import seeded
 from harness.world import World
 
 
 def main(rank):
-    with seeded(7):
-        model = torch.nn.Sequential(torch.nn.Linear(12, 32), torch.nn.ReLU(), torch.nn.Linear(32, 5))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), policy="sfb")
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(12, 32), torch.nn.ReLU(), torch.nn.Linear(32, 5))
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(base, model.named_parameters(), policy="sfb")
     for step in range(4):
         optimizer.zero_grad()
         model(rank.random(step, 8, 12).float()).square().sum().backward()
@@ -22,9 +22,9 @@ def main(rank):
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     for size in (2, 4):
         begin = time.perf_counter()
         with World(size, max_delay=0.0002) as world:
             schemes = world.run(main)
-        print(f"{size} ranks, {(time.perf_counter() - begin) * 1e3:.0f} ms, {len(world.executed())} operations: {schemes[0]}")
+        milliseconds = (time.perf_counter() - begin) * 1e3
+        print(f"{size} ranks, {milliseconds:.0f} ms, {len(world.executed())} operations: {schemes[0]}")
