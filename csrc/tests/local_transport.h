@@ -14,6 +14,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -60,7 +61,7 @@ class LocalCluster {
   }
   size_t operations() const { return executed().size(); }
 
-  // Fails with kUnavailable what has not begun to execute, and every later enqueue. Idempotent; one thread at a time. No
+  // Fails with kAborted what has not begun to execute, and every later enqueue. Idempotent; one thread at a time. No
   // completion runs any more when it returns.
   void Shutdown() {
     {
@@ -118,7 +119,7 @@ class LocalCluster {
     std::string key;
     for (const std::string& name : request.names) key += name + '\n';
     std::lock_guard<std::mutex> lock(mutex_);
-    if (shutdown_) return Status::Unavailable("the transport has been shut down");
+    if (shutdown_) return Status::Aborted("the transport has been shut down");
     for (const std::string& name : request.names) {
       if (in_flight_[rank].count(name) != 0) {
         return Status::InvalidArgument(name + " is already in flight on rank " + std::to_string(rank));
@@ -160,6 +161,7 @@ class LocalCluster {
         if (statuses[i].ok()) statuses[i] = Execute(operation, i);
       }
       lock.lock();
+      shutdown_ = shutdown_ || no_memory_;
       Forget(operation);  // first: a completion lets somebody enqueue the name again
       lock.unlock();
       Complete(operation, statuses);
@@ -188,12 +190,12 @@ class LocalCluster {
     for (const auto& request : operation) {
       if (!request) continue;
       for (size_t i = 0; i < request->done.size(); ++i) {
-        request->done[i](statuses.empty() ? Status::Unavailable("the transport has been shut down") : statuses[i]);
+        request->done[i](statuses.empty() ? Status::Aborted("the transport has been shut down") : statuses[i]);
       }
     }
   }
 
-  static Status Execute(const Operation& operation, size_t i) {
+  Status Execute(const Operation& operation, size_t i) {
     const Request& first = *operation[0];
     const std::string& name = first.names[i];
     for (const auto& request : operation) {
@@ -241,12 +243,18 @@ class LocalCluster {
     return Status::OK();
   }
 
-  static Status Gather(const Operation& operation) {
+  Status Gather(const Operation& operation) {
     std::vector<int64_t> shape = operation[0]->buffers[0].shape;
     shape[0] = 0;
     for (const auto& request : operation) shape[0] += request->buffers[0].shape[0];
     for (const auto& request : operation) {
-      const Buffer out = request->allocate(shape);
+      Buffer out;
+      try {
+        out = request->allocate(shape);
+      } catch (const std::exception&) {
+        no_memory_ = true;
+        return Status::Unavailable("a peer has gone");
+      }
       if (out.shape != shape || out.dtype != request->buffers[0].dtype) {
         return Status::Internal(request->names[0] + ": the allocator returned another shape or dtype");
       }
@@ -263,6 +271,7 @@ class LocalCluster {
 
   const int size_;
   const std::chrono::microseconds max_delay_;
+  bool no_memory_ = false;  // executor only: an allocator has thrown
   std::vector<std::unique_ptr<RankTransport>> transports_;  // constant after construction
 
   mutable std::mutex mutex_;
