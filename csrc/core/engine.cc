@@ -26,8 +26,13 @@ Status Named(const Status& status, const Exchange& exchange) {
 
 std::string SizeText(int64_t bytes) {
   if (bytes < 1000000) return std::to_string(bytes) + " bytes";
+  const auto megabytes = static_cast<double>(bytes) * 1e-6;
   char text[32];
-  std::snprintf(text, sizeof(text), bytes < 1000000000 ? "%.1f MB" : "%.3f GB", static_cast<double>(bytes) * (bytes < 1000000000 ? 1e-6 : 1e-9));
+  if (megabytes < 1000) {
+    std::snprintf(text, sizeof(text), "%.1f MB", megabytes);
+  } else {
+    std::snprintf(text, sizeof(text), "%.3f GB", megabytes * 1e-3);
+  }
   return text;
 }
 
@@ -136,14 +141,16 @@ Allocator Engine::AllocatorOf(Exchange& exchange, DType dtype, std::string remed
     try {
       return allocate(shape);
     } catch (const std::exception& error) {
-      throw std::runtime_error(CannotAllocate(*self, Buffer{nullptr, shape, dtype}.bytes(), shape[0], remedy, error.what()));
+      const Buffer wanted{nullptr, shape, dtype};
+      throw std::runtime_error(CannotAllocate(*self, wanted, remedy, error.what()));
     }
   };
 }
 
-std::string Engine::CannotAllocate(Exchange& exchange, int64_t bytes, int64_t rows, const std::string& remedy, const char* reason) {
+std::string Engine::CannotAllocate(Exchange& exchange, const Buffer& wanted, const std::string& remedy, const char* reason) {
   const std::string first_line(reason, std::strcspn(reason, "\n"));
-  std::string text = "out of memory: " + std::to_string(rows) + " gathered rows take " + SizeText(bytes) + " (" + first_line + ").";
+  std::string text = "out of memory: " + std::to_string(wanted.shape[0]) + " gathered rows take " + SizeText(wanted.bytes()) +
+                     " (" + first_line + ").";
   if (!remedy.empty()) text += " " + remedy;
   const Status status = Named(Status::OutOfMemory(std::move(text)), exchange);
   if (options_.log_warning) options_.log_warning(status.message());

@@ -47,14 +47,14 @@ class Engine {
   Completion CompletionOf(Exchange& exchange);
   void CancelCompletion(Exchange& exchange);
 
-  // For Exchange::Begin too: an allocator that reports what it cannot allocate, at once and by name, since the wait may not return soon. The
-  // transport shuts down after that (transport.h). `remedy` tells the user what to do.
+  // For Exchange::Begin too: an allocator that reports what it cannot allocate, at once and by name, since the wait may
+  // not return soon. The transport shuts down after that (transport.h). `remedy` tells the user what to do.
   Allocator AllocatorOf(Exchange& exchange, DType dtype, std::string remedy, Allocator allocate);
 
-  // Blocks until all are done or failed; returns the failure that came first, after ALL have ended, so that no buffer is still in use. Only
-  // where an allocation has failed on this rank some may be left in flight, with their buffers: nobody can tell when they end.
-  // Any thread but the engine's; the caller must not hold Python's lock. waited_seconds, if given, has an element per Scheme and is increased
-  // by the time spent waiting for it.
+  // Blocks until all are done or failed; returns the failure that came first, after ALL have ended, so that no buffer
+  // is still in use. Only where an allocation has failed on this rank some may be left in flight, with their buffers:
+  // nobody can tell when they end. Any thread but the engine's; the caller must not hold Python's lock. waited_seconds,
+  // if given, has an element per Scheme and is increased by the time spent waiting for it.
   Status Wait(const std::vector<std::shared_ptr<Exchange>>& exchanges, double* waited_seconds = nullptr);
 
   // The same for at most `seconds`, and without a verdict: true if all have ended.
@@ -78,7 +78,7 @@ class Engine {
   void Finish(Exchange& exchange, Status status);
   Status Verdict(const std::vector<std::shared_ptr<Exchange>>& exchanges);
   // Returns what it has told.
-  std::string CannotAllocate(Exchange& exchange, int64_t bytes, int64_t rows, const std::string& remedy, const char* reason);
+  std::string CannotAllocate(Exchange& exchange, const Buffer& wanted, const std::string& remedy, const char* reason);
 
   Transport* const transport_;
   const Options options_;

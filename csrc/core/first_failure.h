@@ -1,5 +1,5 @@
-// Which failure came first. When a transport goes down, everything in flight fails, and so does everything sent later; what the user must read
-// is the failure that brought it down.
+// Which failure came first. When a transport goes down, everything in flight fails, and so does everything sent later;
+// what the user must read is the failure that brought it down.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ class FirstFailure {
   void Note(const Status& status);
   // A failure after which the transport shuts down on this rank, so that what began before it may never end.
   void NoteBreakdown(const Status& status);
-  // What began at count `began` has succeeded. If it began after the last failure, then that one did not bring the transport down, and later
-  // failures have nothing to do with it.
+  // What began at count `began` has succeeded. If it began after the last failure, then that one did not bring the
+  // transport down, and later failures have nothing to do with it.
   void NoteSuccess(uint64_t began);
   // What comes has nothing to do with what was.
   void Forget() { first_ = Status::OK(); }

@@ -28,7 +28,8 @@ Status SfbExchange::Begin(Engine& engine) {
     self->gathered_ = self->layer_->AllocateGathered(shape);
     return self->gathered_;
   };
-  const std::string remedy = "Use smaller batches or schemes={'" + options_.parameter + "': 'allreduce'}; policy='time' keeps to memory_limit.";
+  const std::string remedy = "Use smaller batches or schemes={'" + options_.parameter +
+                             "': 'allreduce'}; policy='time' keeps to memory_limit.";
   Status status = engine.transport().Allgather(
       name(), message_, engine.AllocatorOf(*this, message_.dtype, remedy, std::move(allocate)), options_.process_set,
       engine.CompletionOf(*this));

@@ -128,8 +128,8 @@ class ZeroTensor final : public hc::Tensor {
   const OwnedMemory memory_;
 };
 
-// One enqueued tensor's completion. Horovod drops the callbacks of what it is at when an exception ends its loop, so being dropped completes it
-// too.
+// One enqueued tensor's completion. Horovod drops the callbacks of what it is at when an exception ends its loop, so
+// being dropped completes it too.
 class PendingCall {
  public:
   explicit PendingCall(Completion done) : done_(std::move(done)) {}
@@ -141,8 +141,9 @@ class PendingCall {
   // Horovod did not take it.
   void Drop() { done_ = nullptr; }
 
-  // An allocation has failed on this rank. The others are in the collective, or will be, and wait there for this rank: for Horovod's timeout of
-  // 30 s over gloo, for ever over MPI. So Horovod's loop has to end here, as it does when a connection fails; then they see this one's end.
+  // An allocation has failed on this rank. The others are in the collective, or will be, and wait there for this rank:
+  // for Horovod's timeout of 30 s over gloo, for ever over MPI. So Horovod's loop has to end here, as it does when a
+  // connection fails; then they see this one's end.
   void BreakDown(Status failure) { failure_ = std::move(failure); }
   const Status& failure() const { return failure_; }
 
@@ -161,8 +162,8 @@ class HostContext final : public hc::OpContext {
     try {
       *tensor = std::make_shared<HostPersistentBuffer>(size);
     } catch (const std::bad_alloc&) {
-      call_->BreakDown(Status::OutOfMemory("out of memory: " + std::to_string(size) + " bytes for Horovod's fusion buffer. Lower "
-                                           "HOROVOD_FUSION_THRESHOLD."));
+      call_->BreakDown(Status::OutOfMemory("out of memory: " + std::to_string(size) +
+                                           " bytes for Horovod's fusion buffer. Lower HOROVOD_FUSION_THRESHOLD."));
       throw std::runtime_error(call_->failure().message());
     }
     return hc::Status::OK();
@@ -270,8 +271,8 @@ class HorovodTransport final : public Transport {
     const auto call = std::make_shared<PendingCall>(std::move(done));
     return Guarded(name, {call}, [&] {
       return hc::EnqueueTensorAllgather(std::make_shared<HostContext>(call, std::move(allocate), dtype),
-                                        std::make_shared<HostTensor>(in, dtype), hc::ReadyEventList(), name, CPU_DEVICE_ID,
-                                        ToCallback(call), process_set);
+                                        std::make_shared<HostTensor>(in, dtype), hc::ReadyEventList(), name,
+                                        CPU_DEVICE_ID, ToCallback(call), process_set);
     });
   }
 };

@@ -15,6 +15,9 @@ namespace {
 
 using State = Exchange::State;
 
+const std::string kShutDown = "after: the transport has been shut down";
+const std::string kNoMemory = "sfb.2.weight: out of memory: 2 gathered rows take 8 bytes (std::bad_alloc). Buy some.";
+
 // A gather of one float per rank whose memory, or whose rebuild, may be missing.
 class Gather final : public Exchange {
  public:
@@ -31,8 +34,8 @@ class Gather final : public Exchange {
       gathered_.resize(shape[0]);
       return Buffer{gathered_.data(), shape, DType::kFloat32};
     };
-    Status status = engine.transport().Allgather(name(), in, engine.AllocatorOf(*this, in.dtype, "Buy some.", allocate), 0,
-                                                 engine.CompletionOf(*this));
+    Allocator reported = engine.AllocatorOf(*this, in.dtype, "Buy some.", allocate);
+    Status status = engine.transport().Allgather(name(), in, std::move(reported), 0, engine.CompletionOf(*this));
     if (!status.ok()) engine.CancelCompletion(*this);
     return status;
   }
@@ -51,7 +54,8 @@ Status Sum(Engine& engine, const std::string& name, int size) {
   return SumOverRanks(engine, name, 0, size, &value);
 }
 
-void CheckFollows(const Status& status, const std::string& name, const std::string& first, StatusCode code = StatusCode::kAborted) {
+void CheckFollows(const Status& status, const std::string& name, const std::string& first,
+                  StatusCode code = StatusCode::kAborted) {
   POSEIDON_CHECK_EQ(status.code(), code);
   POSEIDON_CHECK_EQ(status.message(), first + " Because of that " + name + " was not exchanged.");
 }
@@ -96,12 +100,13 @@ TEST(WaitPrefersTheCauseToWhatFollows) {
 // A failure that the transport survives, such as shapes that differ, is not to blame for what happens later.
 TEST(ALaterSuccessAcquits) {
   LocalWorld world(2);
-  for (const char* name : {"early", "mismatch", "late"}) {
-    if (name == std::string("mismatch")) world.cluster.FailNext(name, Status::Unavailable("shapes differ."));
-    RunRanks(2, [&](int rank) { POSEIDON_CHECK_EQ(Sum(*world.engines[rank], name, 2).ok(), name != std::string("mismatch")); });
+  for (const std::string name : {"early", "mismatch", "late"}) {
+    const bool fails = name == "mismatch";
+    if (fails) world.cluster.FailNext(name, Status::Unavailable("shapes differ."));
+    RunRanks(2, [&](int rank) { POSEIDON_CHECK_EQ(Sum(*world.engines[rank], name, 2).ok(), !fails); });
   }
   world.cluster.Shutdown();
-  POSEIDON_CHECK_EQ(Sum(*world.engines[0], "after", 2).message(), std::string("after: the transport has been shut down"));
+  POSEIDON_CHECK_EQ(Sum(*world.engines[0], "after", 2).message(), kShutDown);
 }
 
 TEST(ASuccessOfWhatHadBegunBeforeDoesNotAcquit) {
@@ -123,7 +128,7 @@ TEST(ARestartOfTheTransportForgets) {
   POSEIDON_CHECK(!Sum(*world.engines[0], "bad", 1).ok());
   world.engines[0]->ForgetFailures();
   world.cluster.Shutdown();
-  POSEIDON_CHECK_EQ(Sum(*world.engines[0], "after", 1).message(), std::string("after: the transport has been shut down"));
+  POSEIDON_CHECK_EQ(Sum(*world.engines[0], "after", 1).message(), kShutDown);
 }
 
 TEST(NoMemoryForAGatherIsToldAtOnceAndByName) {
@@ -142,7 +147,7 @@ TEST(NoMemoryForAGatherIsToldAtOnceAndByName) {
   POSEIDON_REQUIRE_OK(rich.Submit(partner));
   const Status status = poor.Wait({waiting, gather});
   POSEIDON_CHECK_EQ(status.code(), StatusCode::kOutOfMemory);
-  POSEIDON_CHECK_EQ(status.message(), std::string("sfb.2.weight: out of memory: 2 gathered rows take 8 bytes (std::bad_alloc). Buy some."));
+  POSEIDON_CHECK_EQ(status.message(), kNoMemory);
   POSEIDON_CHECK_EQ(told, std::vector<std::string>{status.message()});
   POSEIDON_CHECK_EQ(rich.Wait({partner}).message(), std::string("sfb.2.weight: a peer has gone"));
   cluster.Shutdown();
