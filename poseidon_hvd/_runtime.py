@@ -82,6 +82,8 @@ def _close_all() -> None:
 
 
 def _reopen_all() -> None:
+    if _engine is not None:
+        _engine.forget_failures()
     gc.collect()  # optimizers that nobody holds any more have no counterpart on a rank that has just joined
     for optimizer in sorted(_optimizers, key=lambda each: each._creation):
         optimizer._reopen_session()

@@ -235,6 +235,7 @@ PYBIND11_MODULE(_C, m) {
     StatusError::SetPythonType(StatusCode::kInternal, PyExc_RuntimeError);
     StatusError::SetPythonType(StatusCode::kAssertion, PyExc_AssertionError);
     StatusError::SetPythonType(StatusCode::kAborted, horovod_internal_error.ptr());
+    StatusError::SetPythonType(StatusCode::kOutOfMemory, horovod_internal_error.ptr());
     StatusError::SetPythonType(StatusCode::kUnavailable, py::object(horovod_internal_error).release().ptr());
   });
 
@@ -253,6 +254,7 @@ PYBIND11_MODULE(_C, m) {
 
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
       .def(py::init(&MakeEngine), py::kw_only(), py::arg("stall_warning_seconds"), py::arg("rank"))
+      .def("forget_failures", &Engine::ForgetFailures, ReleaseGil())
       .def("stop", &Engine::Stop, ReleaseGil());
 
   py::class_<Session, std::shared_ptr<Session>>(m, "Session")

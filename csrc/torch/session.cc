@@ -253,7 +253,8 @@ std::shared_ptr<GradSource> Session::NewSource(const Parameter& p) const {
 void Session::ThrowIfFailed(const Status& status) const {
   if (status.ok()) return;
   std::string message = "[rank " + std::to_string(options_.rank) + "] " + status.message();
-  if (status.code() == StatusCode::kUnavailable && !factored_.empty()) {
+  const bool peer_may_have_gone = status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kAborted;
+  if (peer_may_have_gone && !factored_.empty()) {
     message += " (If a rank has called hvd.join() while others still train: Horovod's join covers no allgather. Give DistributedOptimizer "
                "uneven_steps=True, or set POSEIDON_UNEVEN_STEPS=1.)";
   }
