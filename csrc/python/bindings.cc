@@ -12,6 +12,7 @@
 #include "core/engine.h"
 #include "core/scheme.h"
 #include "horovod/horovod_transport.h"
+#include "torch/owners.h"
 #include "torch/session.h"
 #include "torch/status_error.h"
 
@@ -28,7 +29,9 @@ std::shared_ptr<Engine> MakeEngine(double stall_warning_seconds, int rank) {
   Engine::Options options;
   options.stall_warning_seconds = stall_warning_seconds;
   options.log_warning = [rank](const std::string& message) {
-    std::fprintf(stderr, "[poseidon_hvd] rank %d: %s\n", rank, message.c_str());
+    const std::string sessions = DescribeSessions();
+    std::fprintf(stderr, "[poseidon_hvd] rank %d: %s This rank's optimizers, by the number in those names: %s.\n", rank, message.c_str(),
+                 sessions.empty() ? "none" : sessions.c_str());
   };
   return std::shared_ptr<Engine>(new Engine(MakeHorovodTransport().release(), std::move(options)), [](Engine*) {});
 }

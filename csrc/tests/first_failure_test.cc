@@ -76,7 +76,7 @@ TEST(WhateverComesAfterAShutdownNamesTheFailureBeforeIt) {
   CalibrationOptions calibration;
   calibration.name_prefix = "calibrate";
   calibration.size = 2;
-  CheckFollows(GatherBytes(engine, "agree.plan", 0, {}, &by_rank), "agree.plan", first);
+  CheckFollows(GatherBytes(engine, "agree.plan", 0, 2, {}, &by_rank), "agree.plan", first);
   CheckFollows(Sum(engine, "live", 2), "live", first);
   CheckFollows(MeasureNetwork(engine, calibration, &network), "calibrate.allreduce.4096", first);
 }
@@ -153,7 +153,7 @@ TEST(NoMemoryForAGatherIsToldAtOnceAndByName) {
   cluster.Shutdown();
   CheckFollows(waiting->status(), "waiting", status.message(), status.code());
   std::vector<std::vector<uint8_t>> by_rank;
-  CheckFollows(GatherBytes(poor, "agree.plan", 0, {}, &by_rank), "agree.plan", status.message(), status.code());
+  CheckFollows(GatherBytes(poor, "agree.plan", 0, 2, {}, &by_rank), "agree.plan", status.message(), status.code());
 }
 
 // Its gathers fail for want of memory, and what else is in flight then never ends.

@@ -62,6 +62,9 @@ std::shared_ptr<Session> Session::Create(std::shared_ptr<Engine> engine, Session
   std::shared_ptr<Session> session(new Session(std::move(engine), std::move(options)));
   std::lock_guard<std::mutex> lock(session->mutex_);
   session->Attach();
+  const SessionOptions& made = session->options_;
+  NameSession(session.get(), made.tag + " (of " + std::to_string(made.params.size()) + " parameters, the first is " +
+                                 (made.names.empty() ? "none" : made.names.front()) + ")");
   return session;
 }
 
@@ -113,6 +116,7 @@ std::shared_ptr<EmbeddingLayer> Session::NewTable(const Parameter& p) const {
 }
 
 Session::~Session() {
+  ForgetSession(this);
   ReleaseParameters(this);
   for (Parameter& p : parameters_) {
     if (p.layer) UnregisterLayer(*p.layer);
@@ -123,6 +127,7 @@ Session::~Session() {
 
 // Idempotent: also notices parameters that were unfrozen, and accumulators that PyTorch replaced (module.to(dtype)).
 void Session::Attach() {
+  attached_ = true;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
     if (!p.tensor.requires_grad()) continue;
@@ -342,6 +347,7 @@ std::vector<int> Session::Flush() {
   } else {
     idle_seconds_ = SecondsBetween(reduced_at_, Clock::now());
   }
+  CheckWhoWants();
   WaitForWhoIsHere();
   // Before the agreement, in which the others wait: a hook may fail, and synchronize() be called again.
   for (Parameter& p : parameters_) {
@@ -418,6 +424,7 @@ Session::Compressed Session::Finish() {
   }
   LookAgain();
   ChooseEager();
+  some_are_frozen_ = some_are_frozen_ && std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return !p.active; });
   if (!error.ok()) ThrowIfFailed(error);
   return compressed;
 }
@@ -432,7 +439,7 @@ void Session::EndStep() {
     if (p.layer) p.layer->EndStepOfProfile();
   }
   complete_ = settled_ = 0;
-  tried_to_meet_ = timeline_recorded_ = false;
+  tried_to_meet_ = timeline_recorded_ = attached_ = asked_who_wants_ = false;
   idle_seconds_ = 0;
   gradient_error_ = Status::OK();
   for (Group& group : groups_) group.sent = false;

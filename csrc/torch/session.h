@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/census.h"
 #include "core/dense_exchange.h"
 #include "core/dense_layout.h"
 #include "core/engine.h"
@@ -251,6 +252,10 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   Status FinishParameter(size_t index, Compressed* compressed);
   bool DiscardLocked();
 
+  // Which parameters want a gradient (session_presence.cc).
+  void AskWhoWants();
+  void CheckWhoWants();
+
   // The user's hook (session_hooks.cc). Lets go of the lock meanwhile.
   void RunHook(Parameter& parameter, std::unique_lock<std::mutex>* lock);
 
@@ -315,6 +320,10 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   int settled_ = 0;
   bool met_ = false;                         // the ranks have compared their parameters, in step 0
   bool tried_to_meet_ = false;               // in this step
+  bool attached_ = false;                    // in this step
+  bool some_are_frozen_ = false;             // agreed: not all parameters have wanted a gradient yet, so more may
+  bool asked_who_wants_ = false;             // in this step
+  std::shared_ptr<Census> who_wants_;
   bool timeline_recorded_ = false;           // in this step
   bool hooks_after_ = false;
   Status gradient_error_;                    // of this step: of what could not be put into place

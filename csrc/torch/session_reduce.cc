@@ -112,6 +112,7 @@ std::optional<std::vector<int>> Session::BeginReduce() {
     RecordTimeline();
     timeline_recorded_ = true;
   }
+  CheckWhoWants();
   WaitForWhoIsHere();
   if (SomeRankIsMissing()) return std::nullopt;  // what needs all ranks waits for synchronize()
   return SendRest(/*all=*/false);
@@ -129,6 +130,7 @@ bool Session::MeetFirst() {
   if (status.code() == StatusCode::kInvalidArgument) ThrowIfError(status);  // the same on all ranks
   ThrowIfFailed(status);
   met_ = true;
+  some_are_frozen_ = std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return !p.active; });
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
     p.everywhere = merged.tensors[i].everywhere;
