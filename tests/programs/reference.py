@@ -1,0 +1,139 @@
+"""What must come of a program: it is run once per rank with PyTorch alone, in float64, in turn, and gradients are averaged where ``Session`` does.
+
+While it runs, ``rules`` judges each action; those that mean nothing at their point are left out. So a reference gives the program that is to
+be run, the numbers at the points of comparison that it has put in, and the error that must end it, if one must.
+"""
+
+import dataclasses
+from typing import Dict, List, Optional
+
+import torch
+
+from . import actions as a
+from .machine import Look, ReferenceRank
+from .program import Program
+from .rules import Left, Refused, State, admit, after_backward, judge
+
+
+@dataclasses.dataclass
+class Expected:
+    """``looks``, ``seen``, ``counted``: by rank. ``refusals``: errors that may end the program; the last one must, if ``must_end``."""
+
+    program: Program
+    looks: List[List[Look]]
+    seen: List[List[torch.Tensor]]
+    counted: List[Dict[int, int]]
+    refusals: List[Refused]
+    must_end: bool
+    left: Dict[str, int]
+
+
+class Reference:
+    def __init__(self, program: Program) -> None:
+        self.program = admit(program)
+        self.settings = self.program.settings
+        self.ranks = [ReferenceRank(self.program, rank) for rank in range(program.ranks)]
+        self.state = State(self.program, self.ranks)
+        self.kept: List[a.Action] = []
+        self.refusals: List[Refused] = []
+        self.left: Dict[str, int] = {}
+        self._look: Optional[str] = None
+
+    def run(self) -> Expected:
+        must_end = False
+        for action in self.program.actions:
+            if isinstance(action, a.EndStep) and self.state.uneven():
+                action = a.Step()
+            verdict = judge(self.state, action)
+            if isinstance(verdict, Left):
+                self.left[verdict.reason] = self.left.get(verdict.reason, 0) + 1
+                continue
+            self.kept.append(action)
+            if isinstance(verdict, Refused):
+                self._refuse(verdict)
+                if verdict.must:
+                    must_end = True
+                    break
+            late = self._play(action)
+            if late is not None:
+                self._refuse(late)
+                must_end = True
+                break
+        program = dataclasses.replace(self.program, actions=tuple(self.kept))
+        return Expected(program, [rank.looks for rank in self.ranks], [rank.seen for rank in self.ranks],
+                        [rank.counted for rank in self.ranks], self.refusals, must_end, self.left)
+
+    def _refuse(self, verdict: Refused) -> None:
+        self.refusals.append(dataclasses.replace(verdict, index=len(self.kept) - 1))
+
+    def _play(self, action: a.Action) -> Optional[Refused]:
+        """On all ranks, in step with each other. Returns what must be refused after all."""
+        state = self.state
+        if isinstance(action, (a.Backward, a.StepWithClosure)) and state.reduced:
+            if all(rank.params[name].grad is None for rank in self.ranks for name in rank.trainable()):
+                state.restart()  # the user has cleared the gradients
+        if isinstance(action, a.StepWithClosure) or (isinstance(action, a.Zero) and action.how.startswith("optimizer")):
+            state.restart()
+        if isinstance(action, (a.Backward, a.FailedBackward, a.StepWithClosure)):
+            state.synchronized = False
+        # One after the other up to each point where ranks meet.
+        playing = [action.play(rank) for rank in self.ranks]
+        while True:
+            points = [next(each, None) for each in playing]
+            assert len(set(points)) == 1, f"ranks of the reference part at {action}: {points}"
+            if points[0] is None:
+                break
+            late = self._meet(points[0])
+            if late is not None:
+                return late
+        if isinstance(action, (a.Freeze, a.Convert)):
+            state.note_parameters_changed(action)
+        if self._look is not None:  # between actions: that is where the run under test can look too
+            self._compare(self._look)
+            self._look = None
+        return None
+
+    def _meet(self, point: str) -> Optional[Refused]:
+        state = self.state
+        if point == "backward":
+            late = after_backward(state)
+            if late is not None:
+                return late
+            if self.settings.reduce_in == "backward" and not state.reduced and state.reduced_in_backward():
+                self._reduce()
+                state.reduced = True
+                self._look = "after backward"
+        elif point == "synchronize":
+            state.note_end_of_step()
+            if not state.reduced:
+                self._reduce()
+            state.restart()
+            state.synchronized = True
+            self._look = "after synchronize"
+        elif point == "step":
+            state.synchronized = False
+            self._look = "after step"
+        return None
+
+    def _reduce(self) -> None:
+        self.state.active |= set(self.ranks[0].trainable())
+        for name in sorted(self.state.active):
+            params = [rank.params[name] for rank in self.ranks]
+            dense = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() if p.grad.is_sparse else p.grad for p in params]
+            total = torch.stack([grad.detach() for grad in dense]).sum(0)
+            result = total / len(self.ranks) if self.settings.op == "Average" else total
+            for p in params:
+                p.grad = result.clone()
+            if self.state.sparse & {name} and not self.settings.sparse_as_dense:
+                for p in params:
+                    p.grad = result.to_sparse(1)
+
+    def _compare(self, where: str) -> None:
+        action = a.Compare(where)
+        self.kept.append(action)
+        for rank in self.ranks:
+            action.do(rank)
+
+
+def expect(program: Program) -> Expected:
+    return Reference(program).run()
