@@ -136,6 +136,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if self._session is not None:
             self._session.note_join()
 
+    def _note_wait(self):
+        if self._session is not None:
+            self._session.note_wait()
+
     def _reopen_session(self):
         # Process sets other than the global one are not registered yet at this moment; the next call that needs one looks again.
         if self._session is None and self.process_set is global_process_set:
