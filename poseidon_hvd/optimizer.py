@@ -56,6 +56,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._hooks = Hooks()
         self._synchronized = False
         self._should_synchronize = True
+        self._hooked_in_backward = frozenset()  # parameters whose hooks after reduction have run in this step
         self._session = None
         self._params = []
         self._open_session()
@@ -95,7 +96,6 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             "hooks before reduction": ",".join(self._hooks.names_before),
         }
         self._logged_schemes = None
-        self._hooked_in_backward = frozenset()  # parameters whose hooks after reduction have run in this step
         self._tag = self._world.session_tag(self.process_set.process_set_id) if tag is None else tag
         self._contexts = {}
         self._session = _C.Session(
@@ -135,6 +135,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _note_join(self):
         if self._session is not None:
             self._session.note_join()
+
+    def _note_wait(self):
+        if self._session is not None:
+            self._session.note_wait()
 
     def _reopen_session(self):
         # Process sets other than the global one are not registered yet at this moment; the next call that needs one looks again.

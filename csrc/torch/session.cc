@@ -27,6 +27,12 @@ Status TooManyPasses(const std::string& name) {
       "use_reentrant=False.)");
 }
 
+Status CameTooLate(const std::string& name) {
+  return Status::Assertion("The gradient of " + name + " came after this rank had told the others that it has none in this step: backward() had left "
+                           "it out where earlier steps had it, and then a collective of the script's own waited for ranks that wait for that "
+                           "gradient. Run the collective after the step's last backward(), or set reduce_in=\"step\".");
+}
+
 // Runs after every execution of a parameter's gradient accumulator, also when the gradient is undefined because it was captured.
 class AccumulatorHook final : public ag::FunctionPostHook, public OwnHook {
  public:
@@ -178,6 +184,7 @@ bool Session::Capture(FactoredLayer& layer, at::ScalarType type, const std::func
   if (!layer.Accepts(type)) return false;
   Parameter& weight = parameters_[it->weight];
   if (weight.collected && !weight.tensor.grad().defined()) DiscardLocked();  // the user has cleared the gradients
+  if (weight.sent_without) throw StatusError(CameTooLate(weight.name));
   if (weight.counter.sent() || weight.counter.remaining() <= 0) throw StatusError(TooManyPasses(weight.name));
   const bool last_pass = weight.counter.remaining() == 1;
   FollowPresence(/*gradient_is_complete=*/last_pass);
@@ -216,6 +223,7 @@ void Session::OnAccumulated(int index, const at::Tensor& incoming) {
   }
   const bool fresh = incoming.defined() && grad.defined() && !grad.is_sparse() && !incoming.is_sparse() && incoming.is_alias_of(grad);
   if (p.collected && fresh) DiscardLocked();  // the user has cleared the gradients
+  if (p.sent_without) throw StatusError(CameTooLate(p.name));
   const PassCounter::Event event = p.counter.OnPass();
   if (event == PassCounter::Event::kTooMany) throw StatusError(TooManyPasses(p.name));
   FollowPresence(/*gradient_is_complete=*/event == PassCounter::Event::kReady);
@@ -410,6 +418,7 @@ Session::Compressed Session::Finish() {
   for (const Parameter& p : parameters_) {  // reduced in backward(), and then taken away
     if (gradient_error_.ok() && p.collected && !p.tensor.grad().defined()) gradient_error_ = GradientRemoved(p.name);
   }
+  if (walks_ > 0) usual_walks_ = walks_;
   NoteRows();
   RecordStep();
   const Status error = std::exchange(gradient_error_, Status::OK());
@@ -433,12 +442,12 @@ void Session::EndStep() {
   in_flight_.clear();
   for (Parameter& p : parameters_) {
     p.counter.Reset();
-    p.sparse_now = p.hook_ran = p.collected = false;
+    p.sparse_now = p.hook_ran = p.collected = p.sent_without = false;
     p.ready_seconds = -1;
     p.order = -1;
     if (p.layer) p.layer->EndStepOfProfile();
   }
-  complete_ = settled_ = 0;
+  complete_ = settled_ = walks_ = 0;
   tried_to_meet_ = timeline_recorded_ = attached_ = asked_who_wants_ = false;
   idle_seconds_ = 0;
   gradient_error_ = Status::OK();
@@ -503,8 +512,6 @@ void Session::NoteJoin() {
 }
 
 // ---- Views -----------------------------------------------------------------------------------------------------------------
-
-bool Session::HasOpenHandles() const { return !TouchedParameters().empty(); }
 
 std::vector<int> Session::TouchedParameters() const {
   std::lock_guard<std::mutex> lock(mutex_);

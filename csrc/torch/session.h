@@ -96,6 +96,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void NoteZeroed();
   // The optimizer's own step, which follows synchronize(), is over.
   void NoteUpdated();
+  // The training thread is about to wait for a collective of the script's own.
+  void NoteWait();
   // This rank calls hvd.join(), after which all ranks go on together, whatever number of steps each has done before.
   void NoteJoin();
 
@@ -103,7 +105,6 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   double SumOverRanks(const std::string& what, double value);
 
   // ---- Views for Python: Horovod's private attributes, reports.
-  bool HasOpenHandles() const;
   std::vector<int> TouchedParameters() const;
   std::vector<int> CollectedParameters() const;  // in this step, before its end
   std::vector<int> Delays() const;
@@ -153,6 +154,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
     bool everywhere = false; // agreed: every rank completed its gradient in backward when that was looked at last
     bool eager = false;      // so did all that travel with it: backward() may wait for it without waiting in a circle
     bool collected = false;  // in this step: reduced and in place
+    bool sent_without = false;  // in this step: NoteWait() sent that there is none
     int refusals = 0;        // agreed: how often its factors were looked at in vain, or given up
     int64_t retry_plan = 0;  // agreed: the number of the plan for which they are looked at again
     int order = -1;                      // this step: which of the complete gradients it was
@@ -318,6 +320,9 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   int callback_walk_ = -1;                   // for whose end a callback is queued
   int eager_count_ = 0;                      // parameters that are eager, and how many of them are complete in this step
   int settled_ = 0;
+  int walks_ = 0;                            // of this step, that completed gradients; the last of them; and of the last step that had any
+  int last_walk_ = -1;
+  int usual_walks_ = 0;
   bool met_ = false;                         // the ranks have compared their parameters, in step 0
   bool tried_to_meet_ = false;               // in this step
   bool attached_ = false;                    // in this step

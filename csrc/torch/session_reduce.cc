@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/gather_bytes.h"
 #include "torch/grad_place.h"
 #include "torch/session.h"
 #include "torch/status_error.h"
@@ -211,6 +210,22 @@ Status Session::FinishParameter(size_t index, Compressed* compressed) {
   at::Tensor received = p.source->TakeCompressed();
   if (received.defined()) compressed->emplace_back(static_cast<int>(index), std::move(received));
   return status;
+}
+
+// A rank whose backward() left eager gradients out, because this batch did not use a layer, does not wait in backward(); the others do, for those
+// gradients, which it sends in synchronize(). If a collective of the script's own comes before that, each would wait for the other. So the
+// rank sends now that it has none. Not if the step may bring more walks, as far as earlier steps tell.
+void Session::NoteWait() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!options_.reduce_in_backward || !met_ || complete_ == 0 || settled_ == eager_count_ || walks_ < usual_walks_ || CurrentWalk() >= 0) return;
+  std::vector<Parameter*> left_out;
+  for (Parameter& p : parameters_) {
+    if (!p.eager || p.counter.sent()) continue;
+    if (p.sparse || (p.counter.touched() && !p.counter.ready())) return;  // what only synchronize() can send; passes that may follow
+    if (!p.counter.touched()) left_out.push_back(&p);
+  }
+  SendRest(/*all=*/false);
+  for (Parameter* p : left_out) p->sent_without = p->counter.sent();
 }
 
 bool Session::Discard() {

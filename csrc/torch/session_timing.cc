@@ -31,6 +31,7 @@ void Session::NoteReady(Parameter& p) {
     AskWhoWants();
   }
   p.order = complete_++;
+  if (std::exchange(last_walk_, CurrentWalk()) != CurrentWalk()) ++walks_;
   settled_ += p.eager && p.tensor.requires_grad();
 }
 
