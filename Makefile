@@ -18,7 +18,7 @@ export PATH := $(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CMAKE_GENERATOR := Ninja
 
-.PHONY: help build train test test-core test-python test-sanitizers test-fuzz clean distclean
+.PHONY: help build train test test-core test-python test-faults test-fuzz test-sanitizers clean distclean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -38,6 +38,11 @@ test-core: $(STAMPS)/requirements ## core tests only
 test-python: build ## Python tests only; PYTEST_ARGS are passed on
 	cd tests && $(BIN)/python -m harness.native
 	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
+
+test-faults: export POSEIDON_FAULTS_JSON ?= bench/results/faults.json
+test-faults: build ## every row of docs/reliability.md, with and without us (20 minutes), and the page from them
+	$(BIN)/python -m pytest tests/test_faults.py -m faults $(PYTEST_ARGS)
+	$(BIN)/python tools/reliability.py
 
 test-sanitizers: $(STAMPS)/requirements ## core tests under ThreadSanitizer, then AddressSanitizer and UBSan
 	$(call core_tests,build/tsan,-DCMAKE_BUILD_TYPE=Debug -DPOSEIDON_SANITIZE=thread,$(NO_ASLR))

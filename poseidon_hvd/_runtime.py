@@ -82,6 +82,8 @@ def _close_all() -> None:
 
 
 def _reopen_all() -> None:
+    if _engine is not None:
+        _engine.forget_failures()
     gc.collect()  # optimizers that nobody holds any more have no counterpart on a rank that has just joined
     for optimizer in sorted(_optimizers, key=lambda each: each._creation):
         optimizer._reopen_session()
@@ -117,5 +119,20 @@ def _follow_joins() -> None:
     library.horovod_torch_join = horovod_torch_join
 
 
+def _follow_waits() -> None:
+    # A rank that waits in a collective of the script's own, after a backward() that left gradients out which others have, would wait for ranks
+    # that wait for those gradients in their backward().
+    library = horovod_torch.mpi_ops.mpi_lib
+    original = library.horovod_torch_wait_and_clear
+
+    def horovod_torch_wait_and_clear(*args):
+        for optimizer in list(_optimizers):
+            optimizer._note_wait()
+        return original(*args)
+
+    library.horovod_torch_wait_and_clear = horovod_torch_wait_and_clear
+
+
 _follow_horovod_restarts()
 _follow_joins()
+_follow_waits()

@@ -56,6 +56,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._hooks = Hooks()
         self._synchronized = False
         self._should_synchronize = True
+        self._hooked_in_backward = frozenset()  # parameters whose hooks after reduction have run in this step
         self._session = None
         self._params = []
         self._open_session()
@@ -95,7 +96,6 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             "hooks before reduction": ",".join(self._hooks.names_before),
         }
         self._logged_schemes = None
-        self._hooked_in_backward = frozenset()  # parameters whose hooks after reduction have run in this step
         self._tag = self._world.session_tag(self.process_set.process_set_id) if tag is None else tag
         self._contexts = {}
         self._session = _C.Session(
@@ -136,6 +136,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if self._session is not None:
             self._session.note_join()
 
+    def _note_wait(self):
+        if self._session is not None:
+            self._session.note_wait()
+
     def _reopen_session(self):
         # Process sets other than the global one are not registered yet at this moment; the next call that needs one looks again.
         if self._session is None and self.process_set is global_process_set:
@@ -153,12 +157,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Waits until every gradient has been reduced.
 
         Sends what has not been sent: zeros for parameters that got no gradient. Afterwards ``p.grad`` holds the reduced gradient on
-        every rank.
+        every rank. With ``reduce_in="backward"`` those that all ranks complete are reduced already, are left as the user has made them
+        since, and are not waited for.
 
         Raises:
             HorovodInternalError: Horovod failed, for example because another rank has died.
             ValueError: ranks disagree (settings, parameters, shapes); the message names the difference.
-            RuntimeError: a reduction hook raised an exception; the message names the parameter.
+            RuntimeError: a reduction hook raised an exception, a gradient was removed since it was sent, or this is a forked child; the
+                message names the parameter.
         """
         included = self.process_set.included()
         session = self._current_session() if included else None
@@ -261,8 +267,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, *args, **kwargs):
         """As the wrapped optimizer's, ``set_to_none`` included.
 
+        Gradients that ``backward()`` has reduced may be cleared: the step is discarded, and the next ``backward()`` begins another.
+
         Raises:
-            AssertionError: gradients are still being reduced.
+            AssertionError: gradients are still being reduced: always with ``reduce_in="step"``, else where some rank did not complete them
+                in ``backward()``, or between passes.
         """
         session = self._session
         if session is not None and not session.discard():
@@ -315,7 +324,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             before: called as ``before(name, grad)`` with this rank's local gradient, of all passes of the step, just before it is sent: on
                 autograd's threads, in ``synchronize()`` after fewer passes. Not called where there is no gradient. A sparse gradient is
                 sparse.
-            after: called as ``after(name, grad)`` with the reduced gradient, in ``synchronize()``, in the order of names.
+            after: called as ``after(name, grad)`` with the reduced gradient, where it is reduced: at the end of ``backward()`` or in
+                ``synchronize()``; in the order of names.
             parameters: pattern of names (``fnmatch``), or several; also of parameters that are added later.
 
         Both run without gradient recording and return None; several run in the order in which they were registered. All ranks register the
@@ -449,7 +459,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Counters since the start.
 
         Returns:
-            ``steps``; ``synchronize_seconds``, the time that ``synchronize()`` blocked; ``early_messages``, how many messages of factors
+            ``steps``; ``synchronize_seconds``, the time that ``backward()`` and ``synchronize()`` blocked; ``early_messages``, how many messages of factors
             or rows left from their layer's own backward node, before its input-gradient GEMM; and ``schemes``: for ``"allreduce"``,
             ``"sfb"`` and ``"row-sparse"`` a dict with ``tensors`` (gradients exchanged), ``collectives``, ``wire_bytes`` (payload that
             this rank sent, mean over ranks), ``horovod_wire_bytes`` (what an allreduce of the same gradients would have sent),
@@ -601,6 +611,9 @@ def DistributedOptimizer(
             (GradientFlow, arXiv 1902.06855, section 3.1), the same in every run. ``"merged"``: MG-WFBP (arXiv 1811.11141). ``"wfbp"``: one
             message each. ``"bsp"``: one after backward. ``"priority"``: parts of so many bytes, front layers first (ByteScheduler).
             ``"horovod"``: left to Horovod's fusion. Default from ``POSEIDON_DENSE``.
+        reduce_in: ``"backward"`` (default): gradients are reduced, in place and visible, when ``backward()`` returns, so what a script then
+            does to ``.grad`` acts as in one process. ``"step"``: in ``synchronize()`` or ``step()``, as in Horovod, so that work between
+            ``backward()`` and ``step()`` overlaps with communication. Default from ``POSEIDON_REDUCE_IN``.
 
     Returns:
         An instance of a subclass of the optimizer's class, with Horovod's ``synchronize()`` and ``skip_synchronize()``.

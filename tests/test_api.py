@@ -82,7 +82,7 @@ def test_signature_starts_with_horovods():
     assert [(p.name, p.default) for p in ours[:len(theirs)]] == [(p.name, p.default) for p in theirs]
     assert [p.kind for p in ours[:len(theirs)]] == [p.kind for p in theirs]
     assert all(p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is None for p in ours[len(theirs):])
-    assert [p.name for p in ours[len(theirs):]] == ["policy", "schemes", "network", "memory_limit", "uneven_steps", "dense"]
+    assert [p.name for p in ours[len(theirs):]] == ["policy", "schemes", "network", "memory_limit", "uneven_steps", "dense", "reduce_in"]
 
 
 # ---- The class
@@ -323,6 +323,22 @@ def test_uneven_steps_from_every_source(monkeypatch):
     monkeypatch.setenv("POSEIDON_UNEVEN_STEPS", "1")
     assert Config.resolve(None, None).uneven_steps is True
     assert Config.resolve(None, None, uneven_steps=False).uneven_steps is False
+
+
+def test_reduce_in_from_every_source(monkeypatch):
+    from poseidon_hvd.config import Config
+
+    monkeypatch.delenv("POSEIDON_REDUCE_IN", raising=False)
+    assert Config.resolve(None, None).reduce_in == "backward"
+    monkeypatch.setenv("POSEIDON_REDUCE_IN", "step")
+    assert Config.resolve(None, None).reduce_in == "step"
+    assert Config.resolve(None, None, reduce_in="backward").reduce_in == "backward"
+    for bad in ("", "synchronize", "Step"):
+        with pytest.raises(ValueError, match="^reduce_in: .* is none of backward, step"):
+            Config.resolve(None, None, reduce_in=bad)
+        monkeypatch.setenv("POSEIDON_REDUCE_IN", bad)
+        with pytest.raises(ValueError, match="POSEIDON_REDUCE_IN: .* is none of backward, step"):
+            Config.resolve(None, None)
 
 
 @pytest.mark.parametrize("value", ["soon", "1s"])

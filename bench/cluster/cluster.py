@@ -124,6 +124,14 @@ class Cluster:
         if found is not None and found.token == self._token:
             state.save(dataclasses.replace(found, rate=self.rate))
 
+    def cut(self, host: str) -> None:
+        """Pulls the host's cable: frames are lost in both directions until ``restore``."""
+        network.set_link(self._layout, host, up=False)
+
+    def restore(self, host: str) -> None:
+        """Puts the cable back."""
+        network.set_link(self._layout, host, up=True)
+
     def shaped_rates(self) -> dict[str, tuple[int | None, int | None]]:
         """Bits per second of each link as the kernel has them: {host: (sending, receiving)}."""
         return network.shaped_rates(self._layout)

@@ -17,7 +17,7 @@ from bench.cluster import shaping
 from bench.cluster.errors import ClusterError
 from bench.cluster.layout import BRIDGE, HOST_INTERFACE, NETNS_ETC, NETNS_RUN, PREFIX_LENGTH, Layout
 
-__all__ = ["byte_counters", "create", "leftovers", "remove", "set_rate", "shaped_rates"]
+__all__ = ["byte_counters", "create", "leftovers", "remove", "set_link", "set_rate", "shaped_rates"]
 
 # Linux's own default. A machine may have another one, and what a link carries while all cores compute depends on it.
 _CONGESTION_CONTROL = "cubic"
@@ -72,6 +72,12 @@ def set_rate(layout: Layout, bits: int | None) -> None:
             shaping.apply(switch, _index(switch, layout.port(host)), bits)
             with _route(layout.namespace(host)) as ip:
                 shaping.apply(ip, _index(ip, HOST_INTERFACE), bits)
+
+
+def set_link(layout: Layout, host: str, up: bool) -> None:
+    """Pulls a host's cable out of the switch, or puts it back."""
+    with _route(layout.switch_namespace) as switch:
+        switch.link("set", index=_index(switch, layout.port(host)), state="up" if up else "down")
 
 
 def shaped_rates(layout: Layout) -> dict[str, tuple[int | None, int | None]]:

@@ -5,6 +5,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <stdexcept>
 #include <utility>
 
 #include "core/bounds.h"
@@ -12,6 +16,9 @@
 namespace poseidon {
 
 namespace {
+
+// After a breakdown: most exchanges are ended by the transport at once.
+constexpr double kPatienceSeconds = 2;
 
 // Transports do not always say which operation failed.
 Status Named(const Status& status, const Exchange& exchange) {
@@ -22,6 +29,18 @@ Status Named(const Status& status, const Exchange& exchange) {
 // A deadline further away than that would overflow and lie in the past.
 Clock::duration AtMostAsLongAsTheClockCounts(double seconds) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(Bounded(seconds, 0, kMostSeconds)));
+}
+
+std::string SizeText(int64_t bytes) {
+  if (bytes < 1000000) return std::to_string(bytes) + " bytes";
+  const auto megabytes = static_cast<double>(bytes) * 1e-6;
+  char text[32];
+  if (megabytes < 1000) {
+    std::snprintf(text, sizeof(text), "%.1f MB", megabytes);
+  } else {
+    std::snprintf(text, sizeof(text), "%.3f GB", megabytes * 1e-3);
+  }
+  return text;
 }
 
 std::string DescribePending(const std::vector<std::shared_ptr<Exchange>>& exchanges) {
@@ -61,9 +80,10 @@ Status Engine::Admit(const std::shared_ptr<Exchange>& exchange) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopping_) return Status::Aborted("poseidon_hvd's engine has been stopped; " + exchange->name() + " was not sent.");
-  }
-  if (exchange->state() == Exchange::State::kInFlight) {
-    return Status::Internal(exchange->name() + " was submitted while still in flight.");
+    if (exchange->state() == Exchange::State::kInFlight) {
+      return Status::Internal(exchange->name() + " was submitted while still in flight.");
+    }
+    exchange->began_ = first_failure_.count();
   }
   exchange->status_ = Status::OK();
   exchange->failure_ = Status::OK();
@@ -78,10 +98,13 @@ Status Engine::Admit(const std::shared_ptr<Exchange>& exchange) {
 }
 
 Status Engine::Begin(const std::shared_ptr<Exchange>& exchange) {
-  Status status = exchange->Begin(*this);
-  if (!status.ok()) return Named(status, *exchange);
-  OnCollectiveDone(exchange, Status::OK());
-  return status;
+  const Status status = exchange->Begin(*this);
+  if (status.ok()) {
+    OnCollectiveDone(exchange, Status::OK());
+    return status;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  return Named(first_failure_.Explain(exchange->name(), status), *exchange);
 }
 
 Status Engine::Submit(const std::shared_ptr<Exchange>& exchange) {
@@ -119,6 +142,34 @@ Completion Engine::CompletionOf(Exchange& exchange) {
 
 void Engine::CancelCompletion(Exchange& exchange) { exchange.outstanding_.fetch_sub(1, std::memory_order_relaxed); }
 
+Allocator Engine::AllocatorOf(Exchange& exchange, DType dtype, std::string remedy, Allocator allocate) {
+  return [this, self = exchange.shared_from_this(), dtype, remedy = std::move(remedy),
+          allocate = std::move(allocate)](const std::vector<int64_t>& shape) {
+    try {
+      return allocate(shape);
+    } catch (const std::exception& error) {
+      const Buffer wanted{nullptr, shape, dtype};
+      throw std::runtime_error(CannotAllocate(*self, wanted, remedy, error.what()));
+    }
+  };
+}
+
+std::string Engine::CannotAllocate(Exchange& exchange, const Buffer& wanted, const std::string& remedy, const char* reason) {
+  const std::string first_line(reason, std::strcspn(reason, "\n"));
+  std::string text = "out of memory: " + std::to_string(wanted.shape[0]) + " gathered rows take " + SizeText(wanted.bytes()) +
+                     " (" + first_line + ").";
+  if (!remedy.empty()) text += " " + remedy;
+  const Status status = Named(Status::OutOfMemory(std::move(text)), exchange);
+  if (options_.log_warning) options_.log_warning(status.message());
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!exchange.failed_.exchange(true)) exchange.failure_ = status;
+    first_failure_.NoteBreakdown(status);
+  }
+  finished_.notify_all();
+  return status.message();
+}
+
 void Engine::OnCollectiveDone(const std::shared_ptr<Exchange>& exchange, const Status& status) {
   if (!status.ok()) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -142,7 +193,12 @@ void Engine::OnCollectiveDone(const std::shared_ptr<Exchange>& exchange, const S
 void Engine::Advance(const std::shared_ptr<Exchange>& exchange) {
   Exchange::Progress progress = Exchange::Progress::kDone;
   exchange->outstanding_.store(1, std::memory_order_relaxed);  // as in Submit
-  Status status = exchange->Advance(*this, &progress);
+  Status status;
+  try {
+    status = exchange->Advance(*this, &progress);
+  } catch (const std::exception& error) {  // no memory, as a rule; out of this thread it would end the process
+    status = Status::Internal(exchange->name() + ": " + error.what());
+  }
   if (status.ok() && progress == Exchange::Progress::kDone) {
     exchange->outstanding_.store(0, std::memory_order_relaxed);
     Finish(*exchange, std::move(status));
@@ -154,7 +210,17 @@ void Engine::Advance(const std::shared_ptr<Exchange>& exchange) {
 void Engine::Finish(Exchange& exchange, Status status) {
   const bool ok = status.ok();
   exchange.times_.done = Clock::now();
-  exchange.status_ = Named(status, exchange);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    exchange.status_ = Named(first_failure_.Explain(exchange.name(), status), exchange);
+    if (ok) {
+      first_failure_.NoteSuccess(exchange.began_);
+    } else {
+      exchange.follows_ = status.code() == StatusCode::kAborted;
+      exchange.failure_number_ = ++failed_exchanges_;
+      if (!exchange.follows_) first_failure_.Note(exchange.status_);
+    }
+  }
   if (exchange.on_end_) exchange.on_end_(ok);
   bool wake;
   {
@@ -204,11 +270,14 @@ Status Engine::Wait(const std::vector<std::shared_ptr<Exchange>>& exchanges, dou
   while (!open.empty()) {
     bool stopped = false;
     bool stalled = false;
+    bool lost = false;
     {
       std::unique_lock<std::mutex> lock(mutex_);
       ++waiters_;
+      const auto in_breakdown = [this](const Exchange* e) { return first_failure_.LostInBreakdown(e->began_); };
       const auto progressed = [&] {
-        return stopping_ || std::any_of(open.begin(), open.end(),
+        lost = std::any_of(open.begin(), open.end(), in_breakdown);
+        return stopping_ || lost || std::any_of(open.begin(), open.end(),
                                         [](const Exchange* e) { return e->state() != Exchange::State::kInFlight; });
       };
       if (options_.stall_warning_seconds > 0) {
@@ -235,6 +304,10 @@ Status Engine::Wait(const std::vector<std::shared_ptr<Exchange>>& exchanges, dou
     if (stopped && !open.empty()) {
       return Status::Aborted("poseidon_hvd's engine was stopped while waiting for " + DescribePending(exchanges) + ".");
     }
+    if (lost) {
+      WaitFor(exchanges, kPatienceSeconds);
+      break;
+    }
     if (stalled) {
       if (options_.log_warning) {
         options_.log_warning("still waiting for " + DescribePending(exchanges) +
@@ -244,10 +317,27 @@ Status Engine::Wait(const std::vector<std::shared_ptr<Exchange>>& exchanges, dou
       warn_at = now + warn_every;
     }
   }
+  return Verdict(exchanges);
+}
+
+void Engine::ForgetFailures() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  first_failure_.Forget();
+}
+
+Status Engine::Verdict(const std::vector<std::shared_ptr<Exchange>>& exchanges) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Exchange* first = nullptr;
+  bool lost = false;
   for (const auto& exchange : exchanges) {
-    if (exchange->state() == Exchange::State::kFailed) return exchange->status();
+    lost = lost || exchange->state() == Exchange::State::kInFlight;
+    if (exchange->state() != Exchange::State::kFailed) continue;
+    // What follows from another failure may have ended before it.
+    const auto key = [](const Exchange& e) { return std::make_pair(e.follows_, e.failure_number_); };
+    if (first == nullptr || key(*exchange) < key(*first)) first = exchange.get();
   }
-  return Status::OK();
+  if (first != nullptr) return first->status();
+  return lost ? first_failure_.first() : Status::OK();
 }
 
 }  // namespace poseidon

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/exchange.h"
+#include "core/first_failure.h"
 #include "core/status.h"
 #include "core/transport.h"
 
@@ -46,13 +47,21 @@ class Engine {
   Completion CompletionOf(Exchange& exchange);
   void CancelCompletion(Exchange& exchange);
 
-  // Blocks until all are done or failed; returns the first failure in the order given, after ALL have ended, so that no
-  // buffer is still in use. Any thread but the engine's; the caller must not hold Python's lock. waited_seconds, if given, has an
-  // element per Scheme and is increased by the time spent waiting for it.
+  // For Exchange::Begin too: an allocator that reports what it cannot allocate, at once and by name, since the wait may
+  // not return soon. The transport shuts down after that (transport.h). `remedy` tells the user what to do.
+  Allocator AllocatorOf(Exchange& exchange, DType dtype, std::string remedy, Allocator allocate);
+
+  // Blocks until all are done or failed; returns the failure that came first, after ALL have ended, so that no buffer
+  // is still in use. Only where an allocation has failed on this rank some may be left in flight, with their buffers:
+  // nobody can tell when they end. Any thread but the engine's; the caller must not hold Python's lock. waited_seconds,
+  // if given, has an element per Scheme and is increased by the time spent waiting for it.
   Status Wait(const std::vector<std::shared_ptr<Exchange>>& exchanges, double* waited_seconds = nullptr);
 
   // The same for at most `seconds`, and without a verdict: true if all have ended.
   bool WaitFor(const std::vector<std::shared_ptr<Exchange>>& exchanges, double seconds);
+
+  // The transport has been started anew: what fails from now on has nothing to do with what failed before.
+  void ForgetFailures();
 
   // Ends the thread; exchanges still in flight fail with kAborted, also later ones. Idempotent; waits for the exchange being
   // advanced. In a forked child, where the thread does not exist, it only lets go of it. Not for several threads at
@@ -67,6 +76,9 @@ class Engine {
   void OnCollectiveDone(const std::shared_ptr<Exchange>& exchange, const Status& status);
   void Advance(const std::shared_ptr<Exchange>& exchange);
   void Finish(Exchange& exchange, Status status);
+  Status Verdict(const std::vector<std::shared_ptr<Exchange>>& exchanges);
+  // Returns what it has told.
+  std::string CannotAllocate(Exchange& exchange, const Buffer& wanted, const std::string& remedy, const char* reason);
 
   Transport* const transport_;
   const Options options_;
@@ -79,6 +91,8 @@ class Engine {
   std::deque<std::shared_ptr<Exchange>> ready_;  // guarded by mutex_
   bool stopping_ = false;                        // guarded by mutex_
   int waiters_ = 0;                              // guarded by mutex_
+  FirstFailure first_failure_;                   // guarded by mutex_
+  uint64_t failed_exchanges_ = 0;                // guarded by mutex_
 
   std::thread thread_;  // last: starts in the constructor
 };

@@ -70,6 +70,9 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   Status status_;                    // written once, before state_ is released
   std::atomic<bool> failed_{false};  // a collective failed; the first message is kept in failure_ under the engine's mutex
   Status failure_;
+  uint64_t began_ = 0;               // failures before it was admitted; under the engine's mutex, like the next two
+  uint64_t failure_number_ = 0;      // which of all failed exchanges it was
+  bool follows_ = false;             // it failed because of another failure
 };
 
 }  // namespace poseidon

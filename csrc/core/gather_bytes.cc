@@ -25,7 +25,8 @@ class BytesExchange final : public Exchange {
       self->gathered_.resize(shape[0]);
       return Buffer{self->gathered_.data(), shape, DType::kUInt8};
     };
-    Status status = engine.transport().Allgather(name(), in, std::move(allocate), process_set_, engine.CompletionOf(*this));
+    Status status = engine.transport().Allgather(name(), in, engine.AllocatorOf(*this, in.dtype, "", std::move(allocate)),
+                                                 process_set_, engine.CompletionOf(*this));
     if (!status.ok()) engine.CancelCompletion(*this);
     return status;
   }

@@ -42,7 +42,9 @@ class Probe final : public Exchange {
         self->gathered_.resize(shape[0]);
         return Buffer{self->gathered_.data(), shape, DType::kFloat32};
       };
-      status = engine.transport().Allgather(name(), buffer, std::move(allocate), process_set_, engine.CompletionOf(*this));
+      const char* remedy = "Give the network's costs by network= or POSEIDON_PROFILE.";
+      status = engine.transport().Allgather(name(), buffer, engine.AllocatorOf(*this, buffer.dtype, remedy, std::move(allocate)),
+                                            process_set_, engine.CompletionOf(*this));
     }
     if (!status.ok()) engine.CancelCompletion(*this);
     return status;

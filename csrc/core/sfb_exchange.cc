@@ -28,8 +28,11 @@ Status SfbExchange::Begin(Engine& engine) {
     self->gathered_ = self->layer_->AllocateGathered(shape);
     return self->gathered_;
   };
-  Status status = engine.transport().Allgather(name(), message_, std::move(allocate), options_.process_set,
-                                               engine.CompletionOf(*this));
+  const std::string remedy = "Use smaller batches or schemes={'" + options_.parameter +
+                             "': 'allreduce'}; policy='time' keeps to memory_limit.";
+  Status status = engine.transport().Allgather(
+      name(), message_, engine.AllocatorOf(*this, message_.dtype, remedy, std::move(allocate)), options_.process_set,
+      engine.CompletionOf(*this));
   if (!status.ok()) engine.CancelCompletion(*this);
   return status;
 }

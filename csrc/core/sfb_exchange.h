@@ -42,6 +42,7 @@ class SfbExchange final : public Exchange {
  public:
   struct Options {
     Scheme scheme = Scheme::kSfb;  // or kRowSparse
+    std::string parameter;         // in messages
     FactorLayout layout;
     DType factor_dtype = DType::kFloat32;  // on the wire
     Reduction extra_reduction;             // of the extra part: the same as for a dense gradient

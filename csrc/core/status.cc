@@ -10,6 +10,7 @@ const char* Name(StatusCode code) {
     case StatusCode::kAborted: return "aborted";
     case StatusCode::kInternal: return "internal error";
     case StatusCode::kUnavailable: return "unavailable";
+    case StatusCode::kOutOfMemory: return "out of memory";
     case StatusCode::kAssertion: return "assertion";
   }
   return "unknown";

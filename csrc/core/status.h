@@ -12,10 +12,11 @@ enum class StatusCode {
   kOk,
   kInvalidArgument,     // the user gave something wrong, or ranks disagree on what they gave
   kFailedPrecondition,  // a right call at a wrong time
-  kAborted,             // shut down while the work was in flight
+  kAborted,             // shut down while the work was in flight, or before it was sent
   kInternal,            // a bug of ours
   kUnavailable,         // Horovod itself failed; elastic training may recover
-  kAssertion,           // misuse for which Horovod raises AssertionError
+  kOutOfMemory,         // this rank has no memory for what Horovod gathers
+  kAssertion,           // misuse for which Horovod raises AssertionError; last
 };
 
 const char* Name(StatusCode code);
@@ -32,6 +33,7 @@ class [[nodiscard]] Status {
   static Status Aborted(std::string message) { return {StatusCode::kAborted, std::move(message)}; }
   static Status Internal(std::string message) { return {StatusCode::kInternal, std::move(message)}; }
   static Status Unavailable(std::string message) { return {StatusCode::kUnavailable, std::move(message)}; }
+  static Status OutOfMemory(std::string message) { return {StatusCode::kOutOfMemory, std::move(message)}; }
   static Status Assertion(std::string message) { return {StatusCode::kAssertion, std::move(message)}; }
 
   bool ok() const { return code_ == StatusCode::kOk; }

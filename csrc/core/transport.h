@@ -35,12 +35,15 @@ struct Reduction {
   double postscale = 1.0;  // after it; an average is divided by the process set's size on top
 };
 
-// Called exactly once for an enqueue that returned OK, never for one that failed. Runs on the transport's thread, possibly
-// under its locks: must not block, throw, or take any lock under which someone enqueues.
+// Called exactly once for an enqueue that returned OK, never for one that failed. Its status is kAborted where nothing
+// is wrong but that the transport has shut down. Runs on the transport's thread, possibly under its locks: must not
+// block, throw, or take any lock under which someone enqueues.
 using Completion = std::function<void(const Status&)>;
 
-// Called on the transport's thread when the extent of an allgather's result is known: negotiation is over and the transfer is
-// about to start. The memory must stay valid until the completion.
+// Called on the transport's thread when the extent of an allgather's result is known: negotiation is over and the
+// transfer is about to start. The memory must stay valid until the completion. Throws where there is none. The other
+// ranks then already wait for this one's part, which nothing can call off: so the transport completes the gather with a
+// failure and shuts down on this rank, and all that is in flight there, or sent later, fails with kAborted.
 using Allocator = std::function<Buffer(const std::vector<int64_t>& shape)>;
 
 // All calls may come from any thread. Buffers must stay valid until the completion. Every rank of the process set must enqueue

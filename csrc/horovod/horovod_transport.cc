@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <new>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -29,6 +31,11 @@ Status FromHorovod(const hc::Status& status) {
       return Status::OK();
     case hc::StatusType::INVALID_ARGUMENT:
       return Status::InvalidArgument(status.reason());
+    case hc::StatusType::ABORTED:
+      return Status::Aborted(status.reason());
+    case hc::StatusType::UNKNOWN_ERROR:  // of the shutdown too, which is the consequence of something else
+      if (status.reason() == hc::SHUT_DOWN_ERROR.reason()) return Status::Aborted(status.reason());
+      return Status::Unavailable(status.reason());
     default:
       return Status::Unavailable(status.reason());
   }
@@ -89,7 +96,7 @@ using OwnedMemory = std::unique_ptr<void, FreeDeleter>;
 
 OwnedMemory Allocate(int64_t bytes) {
   void* p = std::malloc(bytes > 0 ? bytes : 1);
-  if (p == nullptr) throw std::bad_alloc();  // Horovod turns exceptions of its allocators into a failed operation
+  if (p == nullptr) throw std::bad_alloc();
   return OwnedMemory(p);
 }
 
@@ -121,17 +128,55 @@ class ZeroTensor final : public hc::Tensor {
   const OwnedMemory memory_;
 };
 
+// One enqueued tensor's completion. Horovod drops the callbacks of what it is at when an exception ends its loop, so
+// being dropped completes it too.
+class PendingCall {
+ public:
+  explicit PendingCall(Completion done) : done_(std::move(done)) {}
+  ~PendingCall() { Complete(Status::Aborted(hc::SHUT_DOWN_ERROR.reason())); }
+
+  void Complete(const Status& status) noexcept {
+    if (const Completion done = std::exchange(done_, nullptr)) done(failure_.ok() ? status : failure_);
+  }
+  // Horovod did not take it.
+  void Drop() { done_ = nullptr; }
+
+  // An allocation has failed on this rank. The others are in the collective, or will be, and wait there for this rank:
+  // for Horovod's timeout of 30 s over gloo, for ever over MPI. So Horovod's loop has to end here, as it does when a
+  // connection fails; then they see this one's end.
+  void BreakDown(Status failure) { failure_ = std::move(failure); }
+  const Status& failure() const { return failure_; }
+
+ private:
+  Completion done_;
+  Status failure_;
+};
+
 class HostContext final : public hc::OpContext {
  public:
-  explicit HostContext(Allocator allocate, hc::DataType dtype) : allocate_(std::move(allocate)), dtype_(dtype) {}
+  HostContext(std::shared_ptr<PendingCall> call, Allocator allocate, hc::DataType dtype)
+      : call_(std::move(call)), allocate_(std::move(allocate)), dtype_(dtype) {}
 
+  // Horovod lets an exception end its loop here.
   hc::Status AllocatePersistent(int64_t size, std::shared_ptr<hc::PersistentBuffer>* tensor) override {
-    *tensor = std::make_shared<HostPersistentBuffer>(size);
+    try {
+      *tensor = std::make_shared<HostPersistentBuffer>(size);
+    } catch (const std::bad_alloc&) {
+      call_->BreakDown(Status::OutOfMemory("out of memory: " + std::to_string(size) +
+                                           " bytes for Horovod's fusion buffer. Lower HOROVOD_FUSION_THRESHOLD."));
+      throw std::runtime_error(call_->failure().message());
+    }
     return hc::Status::OK();
   }
+  // And here it does not, so the callback does.
   hc::Status AllocateOutput(hc::TensorShape shape, std::shared_ptr<hc::Tensor>* tensor,
                             std::shared_ptr<hc::ReadyEvent>*) override {
-    *tensor = std::make_shared<HostTensor>(allocate_(shape.to_vector()), dtype_);
+    try {
+      *tensor = std::make_shared<HostTensor>(allocate_(shape.to_vector()), dtype_);
+    } catch (const std::exception& error) {
+      call_->BreakDown(Status::OutOfMemory(error.what()));
+      return hc::Status::Aborted("this rank has no memory for the gathered tensors.");  // to those fused with it
+    }
     return hc::Status::OK();
   }
   hc::Status AllocateOutput(int, hc::TensorShape shape, std::shared_ptr<hc::Tensor>* tensor,
@@ -146,25 +191,31 @@ class HostContext final : public hc::OpContext {
   hc::Framework framework() const override { return hc::Framework::PYTORCH; }
 
  private:
+  const std::shared_ptr<PendingCall> call_;
   const Allocator allocate_;
   const hc::DataType dtype_;
 };
 
-hc::StatusCallback ToCallback(Completion done) {
-  // An exception here would end Horovod's background loop on all ranks.
-  return [done = std::move(done)](const hc::Status& status) noexcept { done(FromHorovod(status)); };
+hc::StatusCallback ToCallback(std::shared_ptr<PendingCall> call) {
+  return [call = std::move(call)](const hc::Status& status) {
+    call->Complete(FromHorovod(status));
+    if (!call->failure().ok()) throw std::runtime_error("poseidon_hvd: " + call->failure().message());
+  };
 }
 
 // Horovod reports most failures by Status and some by throwing.
 template <typename Enqueue>
-Status Guarded(const std::string& name, Enqueue enqueue) {
+Status Guarded(const std::string& name, const std::vector<std::shared_ptr<PendingCall>>& calls, Enqueue enqueue) {
+  Status status;
   try {
     const hc::Status initialized = hc::CheckInitialized();
-    if (!initialized.ok()) return FromHorovod(initialized);
-    return FromHorovod(enqueue());
+    status = FromHorovod(initialized.ok() ? enqueue() : initialized);
   } catch (const std::exception& error) {
-    return Status::Unavailable("Horovod refused " + name + ": " + error.what());
+    status = Status::Unavailable("Horovod refused " + name + ": " + error.what());
   }
+  if (status.ok()) return status;
+  for (const auto& call : calls) call->Drop();
+  return status;
 }
 
 class HorovodTransport final : public Transport {
@@ -174,10 +225,11 @@ class HorovodTransport final : public Transport {
     hc::DataType dtype;
     Status status = ToHorovod(in_out.dtype, &dtype);
     if (!status.ok()) return Status::InvalidArgument(name + ": " + status.message());
-    return Guarded(name, [&] {
+    const auto call = std::make_shared<PendingCall>(std::move(done));
+    return Guarded(name, {call}, [&] {
       auto tensor = std::make_shared<HostTensor>(in_out, dtype);
-      return hc::EnqueueTensorAllreduce(std::make_shared<HostContext>(nullptr, dtype), tensor, tensor,
-                                        hc::ReadyEventList(), name, CPU_DEVICE_ID, ToCallback(std::move(done)),
+      return hc::EnqueueTensorAllreduce(std::make_shared<HostContext>(call, nullptr, dtype), tensor, tensor,
+                                        hc::ReadyEventList(), name, CPU_DEVICE_ID, ToCallback(call),
                                         static_cast<hc::ReduceOp>(reduction.op), reduction.prescale,
                                         reduction.postscale, process_set);
     });
@@ -189,17 +241,22 @@ class HorovodTransport final : public Transport {
     std::vector<std::shared_ptr<hc::Tensor>> tensors;
     std::vector<hc::ReadyEventList> ready(in_out.size());
     std::vector<hc::StatusCallback> callbacks;
+    std::vector<std::shared_ptr<PendingCall>> calls;
+    for (Completion& each : done) calls.push_back(std::make_shared<PendingCall>(std::move(each)));
     for (size_t i = 0; i < in_out.size(); ++i) {
       hc::DataType dtype;
       Status status = ToHorovod(in_out[i].dtype, &dtype);
-      if (!status.ok()) return Status::InvalidArgument(names[i] + ": " + status.message());
-      contexts.push_back(std::make_shared<HostContext>(nullptr, dtype));
+      if (!status.ok()) {
+        for (const auto& call : calls) call->Drop();
+        return Status::InvalidArgument(names[i] + ": " + status.message());
+      }
+      contexts.push_back(std::make_shared<HostContext>(calls[i], nullptr, dtype));
       tensors.push_back(std::make_shared<HostTensor>(in_out[i], dtype));
-      callbacks.push_back(ToCallback(std::move(done[i])));
+      callbacks.push_back(ToCallback(calls[i]));
     }
     std::vector<std::shared_ptr<hc::Tensor>> outputs = tensors;
     std::vector<std::string> wire_names = names;
-    return Guarded(names[0], [&] {
+    return Guarded(names[0], calls, [&] {
       return hc::EnqueueTensorAllreduces(contexts, tensors, outputs, ready, wire_names, CPU_DEVICE_ID, callbacks,
                                          static_cast<hc::ReduceOp>(reduction.op), reduction.prescale,
                                          reduction.postscale, process_set);
@@ -211,10 +268,11 @@ class HorovodTransport final : public Transport {
     hc::DataType dtype;
     Status status = ToHorovod(GatherDType(in.dtype), &dtype);
     if (!status.ok()) return Status::InvalidArgument(name + ": " + status.message());
-    return Guarded(name, [&] {
-      return hc::EnqueueTensorAllgather(std::make_shared<HostContext>(std::move(allocate), dtype),
+    const auto call = std::make_shared<PendingCall>(std::move(done));
+    return Guarded(name, {call}, [&] {
+      return hc::EnqueueTensorAllgather(std::make_shared<HostContext>(call, std::move(allocate), dtype),
                                         std::make_shared<HostTensor>(in, dtype), hc::ReadyEventList(), name,
-                                        CPU_DEVICE_ID, ToCallback(std::move(done)), process_set);
+                                        CPU_DEVICE_ID, ToCallback(call), process_set);
     });
   }
 };

@@ -9,7 +9,8 @@
 
 namespace poseidon {
 
-// Requires hvd.init() before the first call; every call before that, or after shutdown, fails with kUnavailable. Stateless.
+// Requires hvd.init() before the first call; every call before that fails with kUnavailable, and after a shutdown with
+// kAborted. Stateless.
 std::unique_ptr<Transport> MakeHorovodTransport();
 
 // Compares the layout of Horovod's Status, as the loaded library really returns it, with the one this file was compiled for.

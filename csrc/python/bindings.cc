@@ -12,6 +12,7 @@
 #include "core/engine.h"
 #include "core/scheme.h"
 #include "horovod/horovod_transport.h"
+#include "torch/owners.h"
 #include "torch/session.h"
 #include "torch/status_error.h"
 
@@ -28,7 +29,9 @@ std::shared_ptr<Engine> MakeEngine(double stall_warning_seconds, int rank) {
   Engine::Options options;
   options.stall_warning_seconds = stall_warning_seconds;
   options.log_warning = [rank](const std::string& message) {
-    std::fprintf(stderr, "[poseidon_hvd] rank %d: %s\n", rank, message.c_str());
+    const std::string sessions = DescribeSessions();
+    std::fprintf(stderr, "[poseidon_hvd] rank %d: %s This rank's optimizers, by the number in those names: %s.\n", rank, message.c_str(),
+                 sessions.empty() ? "none" : sessions.c_str());
   };
   return std::shared_ptr<Engine>(new Engine(MakeHorovodTransport().release(), std::move(options)), [](Engine*) {});
 }
@@ -235,6 +238,7 @@ PYBIND11_MODULE(_C, m) {
     StatusError::SetPythonType(StatusCode::kInternal, PyExc_RuntimeError);
     StatusError::SetPythonType(StatusCode::kAssertion, PyExc_AssertionError);
     StatusError::SetPythonType(StatusCode::kAborted, horovod_internal_error.ptr());
+    StatusError::SetPythonType(StatusCode::kOutOfMemory, horovod_internal_error.ptr());
     StatusError::SetPythonType(StatusCode::kUnavailable, py::object(horovod_internal_error).release().ptr());
   });
 
@@ -253,6 +257,7 @@ PYBIND11_MODULE(_C, m) {
 
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
       .def(py::init(&MakeEngine), py::kw_only(), py::arg("stall_warning_seconds"), py::arg("rank"))
+      .def("forget_failures", &Engine::ForgetFailures, ReleaseGil())
       .def("stop", &Engine::Stop, ReleaseGil());
 
   py::class_<Session, std::shared_ptr<Session>>(m, "Session")
@@ -274,9 +279,9 @@ PYBIND11_MODULE(_C, m) {
       .def("set_passes_per_step", &Session::SetPassesPerStep, ReleaseGil())
       .def("note_zeroed", &Session::NoteZeroed, ReleaseGil())
       .def("note_updated", &Session::NoteUpdated, ReleaseGil())
+      .def("note_wait", &Session::NoteWait, ReleaseGil())
       .def("note_join", &Session::NoteJoin, ReleaseGil())
       .def("sum_over_ranks", &Session::SumOverRanks, ReleaseGil(), py::arg("what"), py::arg("value"))
-      .def("has_open_handles", &Session::HasOpenHandles, ReleaseGil())
       .def("touched_parameters", &Session::TouchedParameters, ReleaseGil())
       .def("collected_parameters", &Session::CollectedParameters, ReleaseGil())
       .def("delays", &Session::Delays, ReleaseGil())

@@ -224,7 +224,7 @@ TEST(FirstFailureOfAnExchangeIsKeptUntilAllItsCollectivesEnded) {
   POSEIDON_CHECK_EQ(exchange->status().message(), std::string("x: third failed"));
 }
 
-TEST(WaitReturnsTheFirstFailureInItsOrderAfterAllEnded) {
+TEST(WaitReturnsTheFailureThatCameFirstAfterAllEnded) {
   Warnings warnings;
   World world(WarnEveryMillisecond(&warnings));
   auto good = Make("good");
@@ -235,7 +235,7 @@ TEST(WaitReturnsTheFirstFailureInItsOrderAfterAllEnded) {
   world.cluster.FailNext("late", Status::Unavailable("late failed"));
   std::thread waiter([&] {
     const Status status = world.engine.Wait({good, late, early});
-    POSEIDON_CHECK_EQ(status.message(), std::string("late failed"));
+    POSEIDON_CHECK_EQ(status.message(), std::string("early failed"));
     POSEIDON_CHECK_EQ(good->state(), State::kDone);
     POSEIDON_CHECK_EQ(late->state(), State::kFailed);
     POSEIDON_CHECK_EQ(early->state(), State::kFailed);
@@ -386,8 +386,8 @@ TEST(TransportShutdownFailsWhatIsPending) {
   POSEIDON_REQUIRE_OK(world.engine.Submit(exchange));
   POSEIDON_CHECK_OK(world.Partner("x1"));
   world.cluster.Shutdown();
-  POSEIDON_CHECK_EQ(world.engine.Wait({exchange}).code(), StatusCode::kUnavailable);
-  POSEIDON_CHECK_EQ(world.engine.Submit(exchange).code(), StatusCode::kUnavailable);
+  POSEIDON_CHECK_EQ(world.engine.Wait({exchange}).code(), StatusCode::kAborted);
+  POSEIDON_CHECK_EQ(world.engine.Submit(exchange).code(), StatusCode::kAborted);
 }
 
 TEST(SameExchangeForManySteps) {

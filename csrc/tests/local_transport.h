@@ -15,6 +15,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -115,7 +116,7 @@ class LocalCluster {
     return result;
   }
 
-  // Fails with kUnavailable what has not begun to execute, and every later enqueue. Idempotent; one thread at a time. No
+  // Fails with kAborted what has not begun to execute, and every later enqueue. Idempotent; one thread at a time. No
   // completion runs any more when it returns.
   void Shutdown() {
     {
@@ -183,7 +184,7 @@ class LocalCluster {
       }
     }
     std::lock_guard<std::mutex> lock(mutex_);
-    if (shutdown_) return Status::Unavailable("the transport has been shut down");
+    if (shutdown_) return Status::Aborted("the transport has been shut down");
     if (process_set < 0 || process_set >= static_cast<int>(process_sets_.size())) {
       return Status::InvalidArgument("there is no process set " + std::to_string(process_set));
     }
@@ -233,6 +234,7 @@ class LocalCluster {
         statuses.push_back(fails_everywhere ? failures[i].status : Execute(operation, i));
       }
       lock.lock();
+      shutdown_ = shutdown_ || no_memory_;
       for (size_t i = 0; i < statuses.size(); ++i) {
         Record(operation, i, process_set, statuses[i].ok() && failures[i].status.ok());
       }
@@ -253,7 +255,7 @@ class LocalCluster {
       Forget(process_set, operation);
       for (const auto& request : operation) {
         if (!request) continue;
-        for (const Completion& done : request->done) done(Status::Unavailable("the transport has been shut down"));
+        for (const Completion& done : request->done) done(Status::Aborted("the transport has been shut down"));
       }
     }
     waiting_.clear();
@@ -286,7 +288,7 @@ class LocalCluster {
     }
   }
 
-  static Status Execute(const Operation& operation, size_t i) {
+  Status Execute(const Operation& operation, size_t i) {
     const Request& first = *operation[0];
     const std::string& name = first.names[i];
     std::vector<Buffer> buffers;
@@ -312,12 +314,18 @@ class LocalCluster {
     return first.kind == Kind::kAllgather ? Gather(operation) : ReduceInPlace(name, buffers, first.reduction);
   }
 
-  static Status Gather(const Operation& operation) {
+  Status Gather(const Operation& operation) {
     std::vector<int64_t> shape = operation[0]->buffers[0].shape;
     shape[0] = 0;
     for (const auto& request : operation) shape[0] += request->buffers[0].shape[0];
     for (const auto& request : operation) {
-      const Buffer out = request->allocate(shape);
+      Buffer out;
+      try {
+        out = request->allocate(shape);
+      } catch (const std::exception&) {
+        no_memory_ = true;
+        return Status::Unavailable("a peer has gone");
+      }
       if (out.shape != shape || out.dtype != request->buffers[0].dtype) {
         return Status::Internal(request->names[0] + ": the allocator returned another shape or dtype");
       }
@@ -335,6 +343,7 @@ class LocalCluster {
   const int size_;
   const std::chrono::microseconds max_delay_;
   const unsigned seed_;
+  bool no_memory_ = false;  // executor only: an allocator has thrown
   std::vector<std::unique_ptr<RankTransport>> transports_;  // constant after construction
 
   mutable std::mutex mutex_;

@@ -202,6 +202,29 @@ TEST(DisagreementNamesBothRanksAndValues) {
   other.tensors.pop_back();
   POSEIDON_CHECK_CONTAINS(Disagreement(base, other), "parameter 1: rank 0 has b [10, 20] float32, rank 2 has none");
   POSEIDON_CHECK_CONTAINS(Disagreement(other, base), "parameter 1: rank 0 has none, rank 2 has b");
+  other = base;
+  other.tensors[1].active = false;
+  POSEIDON_CHECK_CONTAINS(Disagreement(base, other), "parameter b: rank 0 has one that wants a gradient, rank 2 has one that wants none");
+}
+
+TEST(SparseHereAndDenseThere) {
+  RankProfile dense = Rank({Linear("a", 1), Linear("b", 1)});
+  RankProfile sparse = dense;
+  sparse.tensors[1].sparse = true;
+  POSEIDON_CHECK_OK(CompareLayouts({dense, dense}));
+  POSEIDON_CHECK_OK(CompareLayouts({sparse, sparse}));
+  const Status status = CompareLayouts({dense, dense, sparse});
+  POSEIDON_CHECK_EQ(status.code(), StatusCode::kInvalidArgument);
+  POSEIDON_CHECK_CONTAINS(status.message(), "gradient of b: rank 0 has a dense one, rank 2 has a sparse one");
+  sparse.tensors[1].used = false;  // has no gradient of it, so it will send what the others do
+  POSEIDON_CHECK_OK(CompareLayouts({dense, sparse}));
+}
+
+TEST(CompleteEverywhere) {
+  TensorProfile complete = Linear("w", 1), late = Linear("w", 1);
+  complete.complete = true;
+  POSEIDON_CHECK(MergeOne({complete, complete}).everywhere);
+  POSEIDON_CHECK(!MergeOne({complete, late}).everywhere);
 }
 
 TEST(SettingsDisagreementShowsTheLine) {

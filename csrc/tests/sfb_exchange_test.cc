@@ -419,7 +419,7 @@ TEST(FailureToPrepareAnExtraPart) {
       POSEIDON_CHECK_EQ(status.message(), std::string("layer0: no memory"));
       world.cluster.Shutdown();  // or rank 1 would wait for ever
     } else {
-      POSEIDON_CHECK_EQ(status.code(), StatusCode::kUnavailable);
+      POSEIDON_CHECK_EQ(status.code(), StatusCode::kAborted);
     }
   });
   POSEIDON_CHECK_EQ(world.cluster.executed(), std::vector<std::string>{"layer0"});

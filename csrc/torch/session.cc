@@ -27,6 +27,12 @@ Status TooManyPasses(const std::string& name) {
       "use_reentrant=False.)");
 }
 
+Status CameTooLate(const std::string& name) {
+  return Status::Assertion("The gradient of " + name + " came after this rank had told the others that it has none in this step: backward() had left "
+                           "it out where earlier steps had it, and then a collective of the script's own waited for ranks that wait for that "
+                           "gradient. Run the collective after the step's last backward(), or set reduce_in=\"step\".");
+}
+
 // Runs after every execution of a parameter's gradient accumulator, also when the gradient is undefined because it was captured.
 class AccumulatorHook final : public ag::FunctionPostHook, public OwnHook {
  public:
@@ -62,6 +68,9 @@ std::shared_ptr<Session> Session::Create(std::shared_ptr<Engine> engine, Session
   std::shared_ptr<Session> session(new Session(std::move(engine), std::move(options)));
   std::lock_guard<std::mutex> lock(session->mutex_);
   session->Attach();
+  const SessionOptions& made = session->options_;
+  NameSession(session.get(), made.tag + " (of " + std::to_string(made.params.size()) + " parameters, the first is " +
+                                 (made.names.empty() ? "none" : made.names.front()) + ")");
   return session;
 }
 
@@ -113,6 +122,7 @@ std::shared_ptr<EmbeddingLayer> Session::NewTable(const Parameter& p) const {
 }
 
 Session::~Session() {
+  ForgetSession(this);
   ReleaseParameters(this);
   for (Parameter& p : parameters_) {
     if (p.layer) UnregisterLayer(*p.layer);
@@ -123,6 +133,7 @@ Session::~Session() {
 
 // Idempotent: also notices parameters that were unfrozen, and accumulators that PyTorch replaced (module.to(dtype)).
 void Session::Attach() {
+  attached_ = true;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
     if (!p.tensor.requires_grad()) continue;
@@ -173,6 +184,7 @@ bool Session::Capture(FactoredLayer& layer, at::ScalarType type, const std::func
   if (!layer.Accepts(type)) return false;
   Parameter& weight = parameters_[it->weight];
   if (weight.collected && !weight.tensor.grad().defined()) DiscardLocked();  // the user has cleared the gradients
+  if (weight.sent_without) throw StatusError(CameTooLate(weight.name));
   if (weight.counter.sent() || weight.counter.remaining() <= 0) throw StatusError(TooManyPasses(weight.name));
   const bool last_pass = weight.counter.remaining() == 1;
   FollowPresence(/*gradient_is_complete=*/last_pass);
@@ -211,6 +223,7 @@ void Session::OnAccumulated(int index, const at::Tensor& incoming) {
   }
   const bool fresh = incoming.defined() && grad.defined() && !grad.is_sparse() && !incoming.is_sparse() && incoming.is_alias_of(grad);
   if (p.collected && fresh) DiscardLocked();  // the user has cleared the gradients
+  if (p.sent_without) throw StatusError(CameTooLate(p.name));
   const PassCounter::Event event = p.counter.OnPass();
   if (event == PassCounter::Event::kTooMany) throw StatusError(TooManyPasses(p.name));
   FollowPresence(/*gradient_is_complete=*/event == PassCounter::Event::kReady);
@@ -253,7 +266,8 @@ std::shared_ptr<GradSource> Session::NewSource(const Parameter& p) const {
 void Session::ThrowIfFailed(const Status& status) const {
   if (status.ok()) return;
   std::string message = "[rank " + std::to_string(options_.rank) + "] " + status.message();
-  if (status.code() == StatusCode::kUnavailable && !factored_.empty()) {
+  const bool peer_may_have_gone = status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kAborted;
+  if (peer_may_have_gone && !factored_.empty()) {
     message += " (If a rank has called hvd.join() while others still train: Horovod's join covers no allgather. Give DistributedOptimizer "
                "uneven_steps=True, or set POSEIDON_UNEVEN_STEPS=1.)";
   }
@@ -341,6 +355,7 @@ std::vector<int> Session::Flush() {
   } else {
     idle_seconds_ = SecondsBetween(reduced_at_, Clock::now());
   }
+  CheckWhoWants();
   WaitForWhoIsHere();
   // Before the agreement, in which the others wait: a hook may fail, and synchronize() be called again.
   for (Parameter& p : parameters_) {
@@ -403,6 +418,7 @@ Session::Compressed Session::Finish() {
   for (const Parameter& p : parameters_) {  // reduced in backward(), and then taken away
     if (gradient_error_.ok() && p.collected && !p.tensor.grad().defined()) gradient_error_ = GradientRemoved(p.name);
   }
+  if (walks_ > 0) usual_walks_ = walks_;
   NoteRows();
   RecordStep();
   const Status error = std::exchange(gradient_error_, Status::OK());
@@ -417,6 +433,7 @@ Session::Compressed Session::Finish() {
   }
   LookAgain();
   ChooseEager();
+  some_are_frozen_ = some_are_frozen_ && std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return !p.active; });
   if (!error.ok()) ThrowIfFailed(error);
   return compressed;
 }
@@ -425,13 +442,13 @@ void Session::EndStep() {
   in_flight_.clear();
   for (Parameter& p : parameters_) {
     p.counter.Reset();
-    p.sparse_now = p.hook_ran = p.collected = false;
+    p.sparse_now = p.hook_ran = p.collected = p.sent_without = false;
     p.ready_seconds = -1;
     p.order = -1;
     if (p.layer) p.layer->EndStepOfProfile();
   }
-  complete_ = settled_ = 0;
-  tried_to_meet_ = timeline_recorded_ = false;
+  complete_ = settled_ = walks_ = 0;
+  tried_to_meet_ = timeline_recorded_ = attached_ = asked_who_wants_ = false;
   idle_seconds_ = 0;
   gradient_error_ = Status::OK();
   for (Group& group : groups_) group.sent = false;
@@ -495,8 +512,6 @@ void Session::NoteJoin() {
 }
 
 // ---- Views -----------------------------------------------------------------------------------------------------------------
-
-bool Session::HasOpenHandles() const { return !TouchedParameters().empty(); }
 
 std::vector<int> Session::TouchedParameters() const {
   std::lock_guard<std::mutex> lock(mutex_);

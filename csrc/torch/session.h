@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/census.h"
 #include "core/dense_exchange.h"
 #include "core/dense_layout.h"
 #include "core/engine.h"
@@ -95,6 +96,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void NoteZeroed();
   // The optimizer's own step, which follows synchronize(), is over.
   void NoteUpdated();
+  // The training thread is about to wait for a collective of the script's own.
+  void NoteWait();
   // This rank calls hvd.join(), after which all ranks go on together, whatever number of steps each has done before.
   void NoteJoin();
 
@@ -102,7 +105,6 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   double SumOverRanks(const std::string& what, double value);
 
   // ---- Views for Python: Horovod's private attributes, reports.
-  bool HasOpenHandles() const;
   std::vector<int> TouchedParameters() const;
   std::vector<int> CollectedParameters() const;  // in this step, before its end
   std::vector<int> Delays() const;
@@ -152,6 +154,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
     bool everywhere = false; // agreed: every rank completed its gradient in backward when that was looked at last
     bool eager = false;      // so did all that travel with it: backward() may wait for it without waiting in a circle
     bool collected = false;  // in this step: reduced and in place
+    bool sent_without = false;  // in this step: NoteWait() sent that there is none
     int refusals = 0;        // agreed: how often its factors were looked at in vain, or given up
     int64_t retry_plan = 0;  // agreed: the number of the plan for which they are looked at again
     int order = -1;                      // this step: which of the complete gradients it was
@@ -251,6 +254,10 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   Status FinishParameter(size_t index, Compressed* compressed);
   bool DiscardLocked();
 
+  // Which parameters want a gradient (session_presence.cc).
+  void AskWhoWants();
+  void CheckWhoWants();
+
   // The user's hook (session_hooks.cc). Lets go of the lock meanwhile.
   void RunHook(Parameter& parameter, std::unique_lock<std::mutex>* lock);
 
@@ -313,8 +320,15 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   int callback_walk_ = -1;                   // for whose end a callback is queued
   int eager_count_ = 0;                      // parameters that are eager, and how many of them are complete in this step
   int settled_ = 0;
+  int walks_ = 0;                            // of this step, that completed gradients; the last of them; and of the last step that had any
+  int last_walk_ = -1;
+  int usual_walks_ = 0;
   bool met_ = false;                         // the ranks have compared their parameters, in step 0
   bool tried_to_meet_ = false;               // in this step
+  bool attached_ = false;                    // in this step
+  bool some_are_frozen_ = false;             // agreed: not all parameters have wanted a gradient yet, so more may
+  bool asked_who_wants_ = false;             // in this step
+  std::shared_ptr<Census> who_wants_;
   bool timeline_recorded_ = false;           // in this step
   bool hooks_after_ = false;
   Status gradient_error_;                    // of this step: of what could not be put into place

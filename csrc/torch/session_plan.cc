@@ -432,6 +432,7 @@ std::shared_ptr<SfbExchange> Session::NewSfbExchange(const Factored& factored) c
   const Parameter& weight = parameters_[factored.weight];
   SfbExchange::Options options;
   options.scheme = weight.layer->scheme();
+  options.parameter = weight.name;
   options.layout = weight.layer->layout();
   options.factor_dtype = ToDType(weight.layer->wire_type());
   options.extra_reduction = options_.reduction;

@@ -1,6 +1,7 @@
 // Session with uneven_steps: ranks that are in hvd.join() answer allreduces with zeros and cannot take part in a gather, so no rank may
 // enqueue one before all know that none is missing. They count themselves once a step; if one is missing, everything is dense in that step.
 #include <algorithm>
+#include <utility>
 
 #include "torch/session.h"
 #include "torch/status_error.h"
@@ -77,6 +78,30 @@ void Session::SendSparseAsDense(Parameter& p) {
     grad = grad.to_sparse(1);
   }
   SendDense(p);
+}
+
+// A parameter that is unfrozen is sent from then on, and a rank that has it alone would wait for the others for ever. So while some are frozen
+// ranks compare once a step who wants a gradient, before any of them waits for one.
+void Session::AskWhoWants() {
+  if (!some_are_frozen_ || std::exchange(asked_who_wants_, true)) return;
+  if (!who_wants_ || who_wants_->state() == Exchange::State::kInFlight) {  // left in flight by Reset
+    who_wants_ = std::make_shared<Census>(WireName("agree", "active"), options_.process_set, options_.size);
+  }
+  std::vector<uint8_t> wants;
+  for (const Parameter& p : parameters_) wants.push_back(p.active);
+  who_wants_->SetHash(HashBytes(wants.data(), wants.size()));
+  Submit(who_wants_, {});
+}
+
+void Session::CheckWhoWants() {
+  AskWhoWants();
+  if (!asked_who_wants_) return;
+  ThrowIfFailed(engine_->Wait({who_wants_}));
+  if (!who_wants_->complete() || !who_wants_->differs()) return;
+  MergedProfile merged;
+  const Status status = GatherProfiles("differ", &merged);  // says which parameter, on all ranks
+  if (status.code() == StatusCode::kInvalidArgument) ThrowIfError(status);
+  ThrowIfFailed(status);
 }
 
 double Session::SumOverRanks(const std::string& what, double value) {

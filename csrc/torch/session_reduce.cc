@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/gather_bytes.h"
 #include "torch/grad_place.h"
 #include "torch/session.h"
 #include "torch/status_error.h"
@@ -112,6 +111,7 @@ std::optional<std::vector<int>> Session::BeginReduce() {
     RecordTimeline();
     timeline_recorded_ = true;
   }
+  CheckWhoWants();
   WaitForWhoIsHere();
   if (SomeRankIsMissing()) return std::nullopt;  // what needs all ranks waits for synchronize()
   return SendRest(/*all=*/false);
@@ -129,6 +129,7 @@ bool Session::MeetFirst() {
   if (status.code() == StatusCode::kInvalidArgument) ThrowIfError(status);  // the same on all ranks
   ThrowIfFailed(status);
   met_ = true;
+  some_are_frozen_ = std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return !p.active; });
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
     p.everywhere = merged.tensors[i].everywhere;
@@ -209,6 +210,22 @@ Status Session::FinishParameter(size_t index, Compressed* compressed) {
   at::Tensor received = p.source->TakeCompressed();
   if (received.defined()) compressed->emplace_back(static_cast<int>(index), std::move(received));
   return status;
+}
+
+// A rank whose backward() left eager gradients out, because this batch did not use a layer, does not wait in backward(); the others do, for those
+// gradients, which it sends in synchronize(). If a collective of the script's own comes before that, each would wait for the other. So the
+// rank sends now that it has none. Not if the step may bring more walks, as far as earlier steps tell.
+void Session::NoteWait() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!options_.reduce_in_backward || !met_ || complete_ == 0 || settled_ == eager_count_ || walks_ < usual_walks_ || CurrentWalk() >= 0) return;
+  std::vector<Parameter*> left_out;
+  for (Parameter& p : parameters_) {
+    if (!p.eager || p.counter.sent()) continue;
+    if (p.sparse || (p.counter.touched() && !p.counter.ready())) return;  // what only synchronize() can send; passes that may follow
+    if (!p.counter.touched()) left_out.push_back(&p);
+  }
+  SendRest(/*all=*/false);
+  for (Parameter* p : left_out) p->sent_without = p->counter.sent();
 }
 
 bool Session::Discard() {

@@ -26,8 +26,12 @@ double Session::SinceStepBegan() const { return SecondsBetween(step_began_, Cloc
 void Session::NoteReady(Parameter& p) {
   p.ready_seconds = SinceStepBegan();
   if (p.order >= 0) return;
-  if (complete_ == 0) ChooseEager();  // who wants a gradient may have changed since the last step
+  if (complete_ == 0) {  // who wants a gradient may have changed since the last step
+    attached_ ? ChooseEager() : Attach();
+    AskWhoWants();
+  }
   p.order = complete_++;
+  if (std::exchange(last_walk_, CurrentWalk()) != CurrentWalk()) ++walks_;
   settled_ += p.eager && p.tensor.requires_grad();
 }
 

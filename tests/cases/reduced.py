@@ -501,3 +501,38 @@ def a_subclass_of_the_wrapped_class(rank):
         optimizer.step()
     optimizer.load_state_dict(optimizer.state_dict())
     rank.assert_same_everywhere(model.parameters(), "parameters")
+
+
+@case(real="a collective of the script's own")
+def a_collective_between_backward_and_step(rank):
+    """Also in steps in which some rank does not use a layer that it used before: nobody waits in a circle."""
+    for way in WAYS:
+        torch.manual_seed(7)
+        model = mlp()
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), **way)
+        for step in range(8):
+            optimizer.zero_grad()
+            x = rank.random(step, 6, 12).float()
+            left_out = step in (2, 4, 5) and rank.rank == step % rank.size
+            loss = loss_of(model[4](model[1](model[0](x))[:, :24]) if left_out else model(x))
+            loss.backward()
+            hvd.allreduce(loss.detach(), name="loss")
+            optimizer.step()
+            rank.assert_same_everywhere(model.parameters(), f"parameters after step {step}, {way}")
+
+
+@case(real="a collective of the script's own")
+def a_collective_between_two_losses(rank):
+    """A step of two walks: the rank does not take the first for the last."""
+    for way in WAYS[:3]:
+        torch.manual_seed(7)
+        model = Sequential(Linear(12, 16), ReLU(), Linear(16, 4))
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), **way)
+        for step in range(6):
+            optimizer.zero_grad()
+            x = rank.random(step, 6, 12).float()
+            loss_of(model[2](model[:2](x).detach())).backward()
+            hvd.allreduce(torch.ones(1), name="metric")
+            loss_of(model[:2](x)).backward()
+            optimizer.step()
+            rank.assert_same_everywhere(model.parameters(), f"parameters after step {step}, {way}")

@@ -4,8 +4,10 @@ import torch
 from torch.nn import Linear, Module, Sequential, Tanh
 
 from cases.linear import loss_of, mlp, train
-from harness.compare import check, poseidon_warnings, reasons_of, Run3
+from harness.compare import check, expect_error, poseidon_warnings, reasons_of, Run3, sgd
 from harness.registry import BOTH, case
+
+import poseidon_hvd as hvd
 
 
 class Heads(Module):
@@ -181,3 +183,36 @@ def reasons_are_given(rank):
     reasons = reasons_of(runs.optimizer)
     assert all(reasons.values()), reasons
     assert "not used" in reasons["heads.1.weight"], reasons
+
+
+@case
+def unfrozen_on_one_rank(rank):
+    """At any step, whoever clears the gradients: an error on all ranks that names parameter and ranks, and no wait without end."""
+    for when in (1, 3, 5):
+        for policy in ("sfb", "allreduce"):
+            torch.manual_seed(7)
+            model = mlp()
+            model[0].requires_grad_(False)
+            optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), policy=policy)
+
+            def step(index):
+                optimizer.zero_grad() if index % 2 else model.zero_grad()
+                loss_of(model(rank.random(index, 6, 12).float())).backward()
+                optimizer.step()
+
+            for index in range(when):
+                step(index)
+            if rank.rank == 1:
+                model[0].requires_grad_(True)
+            expect_error(rank, ValueError, ["0.bias", "rank 0 has one that wants none", "rank 1", "requires_grad_()"], lambda: step(when))
+
+
+@case
+def unfrozen_on_all_ranks(rank):
+    """One layer after the other, as in gradual unfreezing."""
+
+    def before(model, step):
+        for index, layer in enumerate((model[4], model[2], model[0])):
+            layer.requires_grad_(step >= 2 * index)
+
+    check(rank, mlp, train(6, 12), expect={"4.*": "sfb"}, before=before, steps=8)

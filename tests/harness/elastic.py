@@ -1,9 +1,13 @@
-"""Elastic training for tests: what is trained, and the same training replayed from its journal in one process, in float64."""
+"""Elastic training for tests: what is trained, its launch, and the same training replayed from its journal in one process, in float64."""
 
 import copy
-from typing import Any, Dict, Sequence
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
 
 import torch
+
+from harness.launch import TESTS, Launched, launch
 
 SEED = 11
 FEATURES = 12
@@ -25,6 +29,28 @@ def batch(step: int, rank: int) -> torch.Tensor:
 
 def loss_of(y: torch.Tensor) -> torch.Tensor:
     return (y - 1).pow(2).mean()
+
+
+def prepare(folder: Path, hosts: str, library: str, **settings) -> List[str]:
+    """Writes what scripts/elastic.py reads; returns horovodrun's options."""
+    (folder / "hosts").write_text(hosts)
+    discover = folder / "discover.sh"
+    discover.write_text(f"#!/bin/sh\ncat '{folder}/hosts'\n")
+    discover.chmod(0o755)
+    (folder / "settings.json").write_text(json.dumps({"library": library, "changes": [], "deaths": [], "steps_per_commit": 1, **settings}))
+    return ["--min-np", "1", "--max-np", "3", "--host-discovery-script", str(discover)]
+
+
+def launch_elastic(folder: Path, library: str, *, limit: float) -> Launched:
+    """Two ranks; the last one dies with factors in flight, and a new one comes two steps later.
+
+    Two names of this machine stand for two hosts: nobody uses that of the dead one again.
+    """
+    options = prepare(folder, "localhost:1\n127.0.0.1:1\n", library, steps=9, steps_per_commit=3,
+                      deaths=[{"step": 4, "size": 2, "rank": 1}],
+                      changes=[{"step": 6, "size": 2, "hosts": "localhost:2\n127.0.0.1:2\n"}])
+    return launch(2, [str(TESTS / "scripts" / "elastic.py"), str(folder)], seconds=limit, env={"POSEIDON_POLICY": "sfb"},
+                  options=[*options, "--network-interface", "lo"])
 
 
 def replay(journal: Sequence[Dict[str, Any]]) -> None:

@@ -20,6 +20,7 @@ import psutil
 
 TESTS = Path(__file__).resolve().parent.parent
 _MARK = "POSEIDON_TEST_LAUNCH"
+START_SECONDS = 180.0
 
 
 class LauncherMissing(AssertionError):
@@ -103,13 +104,28 @@ def _kill(processes: Sequence[psutil.Process]) -> None:
     psutil.wait_procs(processes, timeout=10)
 
 
-def launch(ranks: int, arguments: Sequence[str], *, seconds: float, env: Mapping[str, str] = {}, options: Sequence[str] = ()) -> Launched:
+def launch(ranks: int, arguments: Sequence[str], *, seconds: float, env: Mapping[str, str] = {}, options: Sequence[str] = (),
+           after: Optional[str] = None) -> Launched:
     """``horovodrun -np ranks options... python arguments...`` on loopback; after ``seconds`` everything is killed."""
-    return run([horovodrun(), "-np", str(ranks), *options, sys.executable, *arguments], seconds=seconds, env=env)
+    return run([horovodrun(), "-np", str(ranks), *options, sys.executable, *arguments], seconds=seconds, env=env, after=after)
 
 
-def run(command: Sequence[str], *, seconds: float, env: Mapping[str, str] = {}) -> Launched:
-    """A program that starts ranks; after ``seconds`` it is killed with all that it has started."""
+def _wait(process: "subprocess.Popen[str]", seconds: float, output: int, after: Optional[str]) -> int:
+    """Raises ``subprocess.TimeoutExpired`` when the process outlives ``seconds``, which count from when ``after`` is in the output."""
+    if after is not None:
+        begin = time.monotonic()
+        while process.poll() is None and after.encode() not in os.pread(output, os.fstat(output).st_size, 0):
+            if time.monotonic() > begin + START_SECONDS:
+                raise subprocess.TimeoutExpired(process.args, START_SECONDS)
+            time.sleep(0.2)
+    return process.wait(timeout=seconds)
+
+
+def run(command: Sequence[str], *, seconds: float, env: Mapping[str, str] = {}, after: Optional[str] = None) -> Launched:
+    """A program that starts ranks; after ``seconds`` it is killed with all that it has started.
+
+    With ``after`` the seconds count from when that text is in the output: how fast this machine starts ranks does not matter then.
+    """
     mark = uuid.uuid4().hex
     begin = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
@@ -118,7 +134,7 @@ def run(command: Sequence[str], *, seconds: float, env: Mapping[str, str] = {}) 
         returncode: Optional[int] = None
         orphans: List[str] = []
         try:
-            returncode = process.wait(timeout=seconds)
+            returncode = _wait(process, seconds, output.fileno(), after)
             ended = time.time()
             left = _alive(mark)
             if left:  # those that are just ending are none
