@@ -363,8 +363,8 @@ def _hook_of_layer(state, action):
             return Left("no module to hook")
         if any(layer.kind in IN_PLACE for layer in layers):
             return Left("full backward hooks do not go with outputs that are changed in place")
-        kinds = {kind for kind in state.hook_kinds(action.on) if kind in a.MODULE_HOOKS}
-        if kinds and ("backward" in kinds) != (action.kind == "backward"):
+        full = state.ranks[0].net.layers[action.on].linear._is_full_backward_hook  # None: had neither yet
+        if full is not None and full == (action.kind == "backward"):
             return Left("PyTorch refuses regular and full backward hooks on one module")
     return RUNS
 

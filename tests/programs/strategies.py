@@ -18,9 +18,13 @@ def _mostly(value: Any, others: Sequence[Any], weight: int) -> st.SearchStrategy
     return st.integers(0, (weight + 1) * len(others) - 1).map(lambda i: others[i % len(others)] if i >= weight * len(others) else value)
 
 
-_layers = st.builds(Layer, kind=st.sampled_from(list(KINDS)), bias=_mostly(True, (False,), 2), used=_mostly("always", USES[1:], 6),
+# Half of the layers are of the kinds that factors cover.
+_kinds = ["linear", "repeated", "recurrent", "tied", "wide", "checkpointed", "functional"]
+_kinds = [kind for pair in zip(KINDS, _kinds * len(KINDS)) for kind in pair]
+_layers = st.builds(Layer, kind=st.sampled_from(_kinds), bias=_mostly(True, (False,), 2), used=_mostly("always", USES[1:], 6),
                     of=st.integers(0, 2))
-_specs = st.builds(Spec, front=_mostly("features", FRONTS[1:], 1), layers=st.lists(_layers, max_size=3).map(tuple),
+_stacks = [st.tuples(*[_layers] * count) for count in range(4)]
+_specs = st.builds(Spec, front=_mostly("features", FRONTS[1:], 1), layers=st.integers(0, 7).flatmap(lambda n: _stacks[(0, 1, 2, 2, 1, 3, 2, 3)[n]]),
                    tied_head=_mostly(False, (True,), 3))
 # Policy and layout of what is allreduced. What goes by time measures products first, which takes ten times as long as all else.
 _cheap = [(policy, dense) for policy in ("sfb", "bytes", "sfb", "allreduce", "sfb") for dense in ("lazy", "lazy:64", "wfbp", "bsp", "horovod")]
@@ -57,8 +61,8 @@ _two_passes = st.builds(a.Backward, st.sampled_from(("retained", "by terms")))
 _failed = st.builds(a.FailedBackward, _rows, _mostly(0, (1, 2, 3), 5), _some_ranks, st.sampled_from(("repeat", "skip")))
 
 
-def _few(strategy: st.SearchStrategy) -> st.SearchStrategy:
-    return st.integers(0, 5).flatmap(lambda n: _nothing if n < 3 else _lists[strategy][0 if n < 5 else 1])
+def _few(strategy: st.SearchStrategy, none_in_six: int) -> st.SearchStrategy:
+    return st.integers(0, 5).flatmap(lambda n: _nothing if n < none_in_six else _lists[strategy][0 if n < 5 else 1])
 
 
 _nothing = st.just([])
@@ -69,7 +73,8 @@ _afterwards = st.one_of(_change_everywhere, _change_everywhere, st.builds(a.Clip
 _before_wrapping = st.one_of(st.builds(a.Hook, st.sampled_from(a.TENSOR_HOOKS), _number, st.just(9)), _freeze)
 _lists = {each: (st.lists(each, min_size=1, max_size=1), st.lists(each, min_size=2, max_size=2))
           for each in (_between_steps, _between_passes, _before_backward, _afterwards, _change)}
-_some_between_steps, _some_between_passes, _some_before_backward, _some_afterwards, _some_changes = map(_few, _lists)
+_some_between_steps, _some_between_passes, _some_afterwards = _few(_between_steps, 3), _few(_between_passes, 3), _few(_afterwards, 2)
+_some_before_backward, _some_changes = _few(_before_backward, 5), _few(_change, 5)
 _one_in_twelve, _percent = st.integers(0, 11), st.integers(0, 99)
 
 
