@@ -361,13 +361,11 @@ std::vector<int> Session::Flush() {
   for (Parameter& p : parameters_) {
     if (p.hooked && p.active && !p.counter.sent()) RunHook(p, &lock);
   }
-  // A first plan comes before what has not been sent, because it tells what is sparse. Later ones come after, because other ranks may
-  // wait for that within backward().
+  // A first plan comes before what has not been sent, because it tells what is sparse. Later ones come in Finish(), when all has been sent,
+  // because other ranks may wait for that within backward().
   MeetFirst();
   if (!planned_) AgreeIfDue();
-  std::vector<int> sparse = SendRest(/*all=*/true);
-  if (planned_) AgreeIfDue();
-  return sparse;
+  return SendRest(/*all=*/true);
 }
 
 // What has not been sent: zeros, or no rows, for what got no gradient. Of all parameters, or of eager ones. Returns those that the caller sends.
@@ -408,6 +406,7 @@ void Session::AgreeIfDue() {
 
 Session::Compressed Session::Finish() {
   std::unique_lock<std::mutex> lock(mutex_);
+  if (planned_) AgreeIfDue();
   Compressed compressed = CollectLocked(/*all=*/true, &lock);
   std::vector<int> flagged;
   for (const Factored& factored : factored_) {
