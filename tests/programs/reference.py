@@ -42,26 +42,30 @@ class Reference:
     def run(self) -> Expected:
         must_end = False
         for action in self.program.actions:
-            if isinstance(action, a.EndStep) and self.state.uneven():
-                action = a.Step()
-            verdict = judge(self.state, action)
-            if isinstance(verdict, Left):
-                self.left[verdict.reason] = self.left.get(verdict.reason, 0) + 1
-                continue
-            self.kept.append(action)
-            if isinstance(verdict, Refused):
-                self._refuse(verdict)
-                if verdict.must:
-                    must_end = True
-                    break
-            late = self._play(action)
-            if late is not None:
-                self._refuse(late)
-                must_end = True
+            if isinstance(action, a.EndStep) and self.state.any_touched() and not self.state.reduced:
+                must_end = self._judge_and_play(a.Step())  # else the next zero_grad() is refused, or ranks wait for ever
+            must_end = must_end or self._judge_and_play(action)
+            if must_end:
                 break
         program = dataclasses.replace(self.program, actions=tuple(self.kept))
         return Expected(program, [rank.looks for rank in self.ranks], [rank.seen for rank in self.ranks],
                         [rank.counted for rank in self.ranks], self.refusals, must_end, self.left)
+
+    def _judge_and_play(self, action: a.Action) -> bool:
+        """True: the program must end here."""
+        verdict = judge(self.state, action)
+        if isinstance(verdict, Left):
+            self.left[verdict.reason] = self.left.get(verdict.reason, 0) + 1
+            return False
+        self.kept.append(action)
+        if isinstance(verdict, Refused):
+            self._refuse(verdict)
+            if verdict.must:
+                return True
+        late = self._play(action)
+        if late is not None:
+            self._refuse(late)
+        return late is not None
 
     def _refuse(self, verdict: Refused) -> None:
         self.refusals.append(dataclasses.replace(verdict, index=len(self.kept) - 1))
@@ -86,8 +90,8 @@ class Reference:
             late = self._meet(points[0])
             if late is not None:
                 return late
-        if isinstance(action, (a.Freeze, a.Convert)):
-            state.note_parameters_changed(action)
+        if isinstance(action, a.Freeze) and not action.frozen:
+            state.note_unfrozen(action.param)
         if self._look is not None:  # between actions: that is where the run under test can look too
             self._compare(self._look)
             self._look = None

@@ -46,17 +46,14 @@ class Refused:
 
 
 RUNS = Runs()
+Verdict = Union[Runs, Left, Refused]
 
 # What the product does not do yet. Each is looked around, under the reason given here, so that programs go on finding other things.
 EXCLUDED = {
-    "frozen": "a parameter that is frozen later keeps backward() from reducing until a new plan",
-    "unfrozen": "in the first step after a parameter was unfrozen its gradient is reduced in synchronize() only",
-    "converted": "in the first step after the model was converted gradients are reduced in synchronize() only",
     "passes": "rows of the first of several passes are lost",
     "sparse": "in the first step a sparse gradient is reduced in synchronize() only",
     "recomputed": "a hook that is set between forward and backward makes checkpoints' recomputation fail",
 }
-Verdict = Union[Runs, Left, Refused]
 
 
 class State:
@@ -71,8 +68,6 @@ class State:
         self.settled = set(ranks[0].trainable())  # and all ranks have completed them in backward in every step so far
         self.reduced = False  # backward() has reduced this step's gradients
         self.synchronized = False  # synchronize() has, and step() has not been called since
-        self.stepped = False  # nothing has been done since
-        self.unclear_in_this_step = self.unclear = False  # whether backward() reduces: see EXCLUDED
         self.sparse = sparse_parameters(program.model)
 
     def count(self, rank: int, name: str) -> int:
@@ -90,7 +85,7 @@ class State:
 
     def perhaps_reduced(self) -> bool:
         """backward() may have reduced what ranks know of each other that all complete it; a new plan may have told them that."""
-        known = [] if self.unclear or self.unclear_in_this_step else self.known() & set(self.ranks[0].trainable())
+        known = self.known() & set(self.ranks[0].trainable())
         return (self.program.settings.reduce_in == "backward" and not self.reduced and self.any_touched()
                 and all(rank.arrived[name] == self.passes for rank in self.ranks for name in known))
 
@@ -109,19 +104,14 @@ class State:
     def hook_kinds(self, on=None) -> List[str]:
         return [hook.kind for hook in self.ranks[0].hooks.values() if on is None or hook.on == on]
 
-    def note_parameters_changed(self, action: a.Action) -> None:
-        if isinstance(action, a.Convert):
-            self.unclear_in_this_step |= "converted" in EXCLUDED
-        elif action.frozen:
-            self.unclear |= "frozen" in EXCLUDED and action.param in self.active
-        elif action.param not in self.active:
-            self.settled.add(action.param)
-            self.unclear_in_this_step |= "unfrozen" in EXCLUDED
+    def note_unfrozen(self, name: str) -> None:
+        if name not in self.active:
+            self.settled.add(name)
 
     def reduced_in_backward(self) -> bool:
         """When all that is wanted is complete on all ranks, and ranks know that of each other."""
         wanted = set(self.ranks[0].trainable())
-        return not (self.unclear or self.unclear_in_this_step) and self.complete() and wanted <= self.known()
+        return self.complete() and wanted <= self.known()
 
     def known(self) -> Set[str]:
         """Of which all ranks know that all complete them in backward."""
@@ -138,9 +128,6 @@ class State:
 
     def note_end_of_step(self) -> None:
         if not self.reduced:  # else all were complete
-            if self.unclear_in_this_step:  # no hooks, so ranks know nothing of each other
-                self.settled.clear()
-            self.unclear_in_this_step = False
             self.settled = {name for name in self.settled if all(rank.arrived[name] >= self.passes for rank in self.ranks)}
         self.planned = True
 
@@ -155,12 +142,8 @@ def admit(program: Program) -> Program:
 
 def _may_come_before(program: Program, action: a.Action) -> bool:
     if isinstance(action, a.Hook):
-        return action.kind in a.TENSOR_HOOKS and not (state_free_sparse(program, action))
+        return action.kind in a.TENSOR_HOOKS and not (action.kind.startswith("post") and action.on in sparse_parameters(program.model))
     return isinstance(action, a.Freeze) and not _is_head(program, action.param)
-
-
-def state_free_sparse(program, action):
-    return action.kind.startswith("post accumulate") and action.on in sparse_parameters(program.model)
 
 
 def _is_head(program: Program, name: str) -> bool:
