@@ -18,7 +18,7 @@ export PATH := $(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CMAKE_GENERATOR := Ninja
 
-.PHONY: help build train test test-core test-python test-faults test-fuzz test-sanitizers clean distclean
+.PHONY: help build train test test-core test-python test-faults test-fuzz test-programs test-sanitizers clean distclean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -43,6 +43,11 @@ test-faults: export POSEIDON_FAULTS_JSON ?= bench/results/faults.json
 test-faults: build ## every row of docs/reliability.md, with and without us (20 minutes), and the page from them
 	$(BIN)/python -m pytest tests/test_faults.py -m faults $(PYTEST_ARGS)
 	$(BIN)/python tools/reliability.py
+
+test-programs: export POSEIDON_PROGRAMS ?= 5000
+test-programs: build ## random training programs on ranks as threads against one process; POSEIDON_PROGRAMS of them, POSEIDON_PROGRAMS_SEED
+	cd tests && $(BIN)/python -m harness.native
+	$(BIN)/python -m pytest tests/test_programs.py -s $(PYTEST_ARGS)
 
 test-sanitizers: $(STAMPS)/requirements ## core tests under ThreadSanitizer, then AddressSanitizer and UBSan
 	$(call core_tests,build/tsan,-DCMAKE_BUILD_TYPE=Debug -DPOSEIDON_SANITIZE=thread,$(NO_ASLR))
