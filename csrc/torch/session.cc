@@ -141,6 +141,8 @@ void Session::Attach() {
     if (p.accumulator) p.accumulator->del_post_hook(p.hook_key);
     p.accumulator = ag::impl::grad_accumulator(p.tensor);
     p.hook_key = p.accumulator->add_post_hook(std::make_unique<AccumulatorHook>(weak_from_this(), static_cast<int>(i)));
+    if (p.layer) p.layer->accumulator = p.accumulator.get();
+    if (p.table) p.table->accumulator = p.accumulator.get();
     p.everywhere = p.everywhere || met_;  // unfrozen: on all ranks, until a plan knows better
     if (!p.active && p.layer) {  // also when unfrozen later: profiled until the next plan
       EnableCapture();
@@ -175,6 +177,11 @@ bool Session::OnCaptured(LinearLayer& layer, const at::Tensor& x, const at::Tens
 bool Session::OnCaptured(EmbeddingLayer& layer, const TableRows& rows) {
   std::lock_guard<std::mutex> lock(mutex_);
   return Capture(layer, rows.d.scalar_type(), [&](bool last_pass) { layer.Append(rows, CurrentWalk(), last_pass); });
+}
+
+void Session::OnUnattached() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Attach();
 }
 
 bool Session::Capture(FactoredLayer& layer, at::ScalarType type, const std::function<void(bool)>& append) {

@@ -321,6 +321,8 @@ def _convert(state, action):
         return Left("Adam's state keeps its type")
     if any("accumulator" in kind for kind in state.hook_kinds()):
         return Left("PyTorch makes new gradient accumulators, without their hooks")
+    if state.program.settings.policy == "allreduce":
+        return Left("without captured layers only optimizer.zero_grad() and step() notice new gradient accumulators")
     return RUNS
 
 
