@@ -324,8 +324,10 @@ void Session::SendGroupIfReady(Group& group, bool complete) {
 }
 
 void Session::SendFactorsIfReady(Factored& factored) {
-  if (!parameters_[factored.weight].counter.ready()) return;
-  if (factored.bias >= 0 && !parameters_[factored.bias].counter.ready()) return;
+  const auto complete = [&](int index) {  // or frozen, so that nothing will come
+    return index < 0 || parameters_[index].counter.ready() || !parameters_[index].tensor.requires_grad();
+  };
+  if (!complete(factored.weight) || !complete(factored.bias)) return;
   if (parameters_[factored.weight].counter.sent()) return;
   SendFactors(factored);
   NoteReady(factored);
