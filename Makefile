@@ -3,9 +3,6 @@ PYTHON ?= python3
 VENV   ?= .venv
 NP     ?= 2
 JOBS   ?= $(shell nproc)
-# Of test-programs: how many, and which ones.
-PROGRAMS ?= 5000
-PROGRAMS_SEED ?= $(shell date +%s)
 # Of test-fuzz, all targets together.
 SECONDS ?= 120
 FUZZ_SEED ?= 1
@@ -21,7 +18,7 @@ export PATH := $(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CMAKE_GENERATOR := Ninja
 
-.PHONY: help build train test test-core test-python test-programs test-faults test-fuzz test-sanitizers clean distclean
+.PHONY: help build train test test-core test-python test-faults test-fuzz test-programs test-sanitizers clean distclean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -47,8 +44,10 @@ test-faults: build ## every row of docs/reliability.md, with and without us (20 
 	$(BIN)/python -m pytest tests/test_faults.py -m faults $(PYTEST_ARGS)
 	$(BIN)/python tools/reliability.py
 
-test-programs: build ## PROGRAMS (5000) training programs drawn at random; PROGRAMS_SEED=N draws the same ones again
-	POSEIDON_PROGRAMS=$(PROGRAMS) POSEIDON_PROGRAMS_SEED=$(PROGRAMS_SEED) $(BIN)/python -m pytest tests/test_programs.py -s $(PYTEST_ARGS)
+test-programs: export POSEIDON_PROGRAMS ?= 5000
+test-programs: build ## random training programs on ranks as threads against one process; POSEIDON_PROGRAMS of them, POSEIDON_PROGRAMS_SEED
+	cd tests && $(BIN)/python -m harness.native
+	$(BIN)/python -m pytest tests/test_programs.py -s $(PYTEST_ARGS)
 
 test-sanitizers: $(STAMPS)/requirements ## core tests under ThreadSanitizer, then AddressSanitizer and UBSan
 	$(call core_tests,build/tsan,-DCMAKE_BUILD_TYPE=Debug -DPOSEIDON_SANITIZE=thread,$(NO_ASLR))

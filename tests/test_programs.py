@@ -125,7 +125,7 @@ def test_faults_are_found(make, programs_needed):
 
 def test_texts_are_programs():
     drawn: List[Program] = []
-    for_programs(drawn.append, 30)
+    for_programs(lambda program: drawn.append(program), 30)
     for program in drawn:
         assert read(program.text()) == program
         assert read(repr(program)) == program

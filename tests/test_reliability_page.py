@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from harness.fault_table import ROWS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,14 +19,17 @@ def load_tool():
 
 
 TOOL = load_tool()
-RESULTS = json.loads(TOOL.RESULTS.read_text())["rows"]
+RESULTS = json.loads(TOOL.RESULTS.read_text())["rows"] if TOOL.RESULTS.exists() else None
+needs_results = pytest.mark.skipif(RESULTS is None, reason="no whole run of make test-faults has been filed yet")
 
 
+@needs_results
 def test_page_is_made_of_the_results():
     page = TOOL.PAGE.read_text()
     assert page == TOOL.with_table(page, RESULTS), "run python tools/reliability.py"
 
 
+@needs_results
 def test_results_are_those_of_the_rows():
     """A row that was added, renamed or left out asks for another run of make test-faults."""
     assert [each["name"] for each in RESULTS] == [row.name for row in ROWS]

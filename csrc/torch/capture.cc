@@ -96,8 +96,12 @@ bool InForkedChild() { return forked.load(std::memory_order_relaxed); }
 
 std::optional<Registration> FindLayer(FactoredLayer::Kind kind, const at::Tensor& leaf, int64_t rows) {
   std::optional<Registration> registration = Registry::Get().Find(kind, leaf);
-  if (registration) registration->layer->forward_rows += rows;
-  if (registration && registration->layer->mode() == FactoredLayer::Mode::kBypass) return std::nullopt;
+  if (!registration) return registration;
+  registration->layer->forward_rows += rows;
+  if (ag::impl::try_get_grad_accumulator(leaf).get() != registration->layer->accumulator.load(std::memory_order_relaxed)) {
+    if (const auto owner = registration->owner.lock()) owner->OnUnattached();
+  }
+  if (registration->layer->mode() == FactoredLayer::Mode::kBypass) return std::nullopt;
   return registration;
 }
 

@@ -54,6 +54,8 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   std::atomic<int> live_nodes{0};
   std::atomic<int> live_weight_edges{0};
   std::atomic<int> live_bias_edges{0};
+  // The gradient accumulator that has the session's hook. PyTorch makes another one when a module is converted. Any thread.
+  std::atomic<const void*> accumulator{nullptr};
 
   // ---- Step 0. The kind's own Profile() counts a call and adds to the check vector.
   // On this rank some call was, or is captured, whoever was the first to profile it.

@@ -93,7 +93,8 @@ class LinearBackward final : public CaptureNode {
       *want_weight = !owner->OnCaptured(layer, Rows(x, in_features_), Rows(d, out_features_));
       *want_bias = *want_bias && (*want_weight || !layer.has_bias());
     } else if (layer.mode() == FactoredLayer::Mode::kProfile && WeightEndsInGrad(1)) {
-      owner->OnProfiled(layer, Rows(x, in_features_), Rows(d, out_features_), bias_leaf_);
+      const bool with_bias = *want_bias && bias_leaf_.defined() && EndsInGrad(bias_leaf_, direct_bias_, 2);
+      owner->OnProfiled(layer, Rows(x, in_features_), Rows(d, out_features_), with_bias ? bias_leaf_ : at::Tensor());
     }
   }
 

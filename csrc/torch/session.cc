@@ -141,6 +141,8 @@ void Session::Attach() {
     if (p.accumulator) p.accumulator->del_post_hook(p.hook_key);
     p.accumulator = ag::impl::grad_accumulator(p.tensor);
     p.hook_key = p.accumulator->add_post_hook(std::make_unique<AccumulatorHook>(weak_from_this(), static_cast<int>(i)));
+    if (p.layer) p.layer->accumulator = p.accumulator.get();
+    if (p.table) p.table->accumulator = p.accumulator.get();
     p.everywhere = p.everywhere || met_;  // unfrozen: on all ranks, until a plan knows better
     if (!p.active && p.layer) {  // also when unfrozen later: profiled until the next plan
       EnableCapture();
@@ -175,6 +177,11 @@ bool Session::OnCaptured(LinearLayer& layer, const at::Tensor& x, const at::Tens
 bool Session::OnCaptured(EmbeddingLayer& layer, const TableRows& rows) {
   std::lock_guard<std::mutex> lock(mutex_);
   return Capture(layer, rows.d.scalar_type(), [&](bool last_pass) { layer.Append(rows, CurrentWalk(), last_pass); });
+}
+
+void Session::OnUnattached() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Attach();
 }
 
 bool Session::Capture(FactoredLayer& layer, at::ScalarType type, const std::function<void(bool)>& append) {
@@ -317,8 +324,10 @@ void Session::SendGroupIfReady(Group& group, bool complete) {
 }
 
 void Session::SendFactorsIfReady(Factored& factored) {
-  if (!parameters_[factored.weight].counter.ready()) return;
-  if (factored.bias >= 0 && !parameters_[factored.bias].counter.ready()) return;
+  const auto complete = [&](int index) {  // or frozen, so that nothing will come
+    return index < 0 || parameters_[index].counter.ready() || !parameters_[index].tensor.requires_grad();
+  };
+  if (!complete(factored.weight) || !complete(factored.bias)) return;
   if (parameters_[factored.weight].counter.sent()) return;
   SendFactors(factored);
   NoteReady(factored);
@@ -361,13 +370,11 @@ std::vector<int> Session::Flush() {
   for (Parameter& p : parameters_) {
     if (p.hooked && p.active && !p.counter.sent()) RunHook(p, &lock);
   }
-  // A first plan comes before what has not been sent, because it tells what is sparse. Later ones come after, because other ranks may
-  // wait for that within backward().
+  // A first plan comes before what has not been sent, because it tells what is sparse. Later ones come in Finish(), when all has been sent,
+  // because other ranks may wait for that within backward().
   MeetFirst();
   if (!planned_) AgreeIfDue();
-  std::vector<int> sparse = SendRest(/*all=*/true);
-  if (planned_) AgreeIfDue();
-  return sparse;
+  return SendRest(/*all=*/true);
 }
 
 // What has not been sent: zeros, or no rows, for what got no gradient. Of all parameters, or of eager ones. Returns those that the caller sends.
@@ -408,6 +415,7 @@ void Session::AgreeIfDue() {
 
 Session::Compressed Session::Finish() {
   std::unique_lock<std::mutex> lock(mutex_);
+  if (planned_) AgreeIfDue();
   Compressed compressed = CollectLocked(/*all=*/true, &lock);
   std::vector<int> flagged;
   for (const Factored& factored : factored_) {

@@ -459,6 +459,7 @@ void Session::RenewFactored(Factored& factored) {
     weight.layer = NewLayer(weight);
   }
   weight.layer->InheritProfile(*left);
+  weight.layer->accumulator = left->accumulator.load();
   weight.layer->StartCapture(settings);
   RegisterLayer(weight.layer, weak_from_this());
   factored.exchange = NewSfbExchange(factored);

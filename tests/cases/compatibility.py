@@ -18,10 +18,10 @@ import poseidon_hvd as hvd
 HOROVOD = "Horovod's own collectives, or plain Horovod beside"
 
 
-def pair(rank, build=mlp, optimizer=sgd, names=lambda m: m.named_parameters(), **wrap):
-    """(model, optimizer) of Horovod's and of ours, from the same parameters."""
+def pair(rank, build=mlp, optimizer=sgd, names=lambda m: m.named_parameters(), own=None, **wrap):
+    """(model, optimizer) of Horovod's and of ours, from the same parameters. ``own``: options that only ours has."""
     made = []
-    for library, ours in ((rank.horovod, {}), (hvd, {"policy": "sfb"})):
+    for library, ours in ((rank.horovod, {}), (hvd, {"policy": "sfb", **(own or {})})):
         torch.manual_seed(7)
         model = build()
         made.append((model, library.DistributedOptimizer(optimizer(model.parameters()), names(model), **wrap, **ours)))
@@ -382,7 +382,8 @@ def second_synchronize_under_op_sum(rank):
 
 @case(real=HOROVOD, ranks=(2,))
 def zero_grad_before_the_step(rank):
-    for model, optimizer in pair(rank):
+    """Refused where step() reduces. Where backward() has, it discards the step."""
+    for model, optimizer in pair(rank, own={"reduce_in": "step"}):
         backward(rank, model)
         expect_error(rank, AssertionError, ["race condition"], optimizer.zero_grad)
         optimizer.step()

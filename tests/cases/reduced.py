@@ -415,7 +415,7 @@ def converted_in_the_middle(rank):
         for step in range(5):
             if step == first:
                 model.half()
-            optimizer.zero_grad()
+            optimizer.zero_grad() if first else model.zero_grad()
             dtype = model[0].weight.dtype
             loss_of(model(rank.random(step, 6, 12).to(dtype)).float()).backward()
             assert all(p.grad.dtype == p.dtype == dtype for p in model.parameters()), step

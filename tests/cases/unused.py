@@ -216,3 +216,21 @@ def unfrozen_on_all_ranks(rank):
             layer.requires_grad_(step >= 2 * index)
 
     check(rank, mlp, train(6, 12), expect={"4.*": "sfb"}, before=before, steps=8)
+
+
+@case
+def frozen_later_on_all_ranks(rank):
+    """The bias goes on alone. What is frozen keeps nobody else's gradient from being reduced in backward()."""
+    for policy in ("sfb", "allreduce"):
+        torch.manual_seed(7)
+        model = mlp()
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), policy=policy)
+        for index in range(6):
+            model[2].weight.requires_grad_(index not in (1, 2))
+            optimizer.zero_grad()
+            loss_of(model(rank.random(index, 6, 12).float())).backward()
+            wanting = [p.grad for p in model.parameters() if p.requires_grad]
+            assert all(g is not None and g.any() for g in wanting), (policy, index)
+            rank.assert_same_everywhere(wanting, f"gradients of step {index}, {policy}")
+            optimizer.step()
+            rank.assert_same_everywhere(model.parameters(), f"parameters after step {index}, {policy}")
