@@ -210,5 +210,9 @@ hvd.init()
 sys.excepthook = report
 if hvd.rank() != 1:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher's, for a rank that has ended: each shall end by itself
-on_thread(train) if FAULT == "on-a-thread" else train()
+if FAULT == "on-a-thread":
+    say("struck")
+    on_thread(train)
+else:
+    train()
 say("reached the end")
