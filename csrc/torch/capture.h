@@ -31,6 +31,8 @@ class CaptureOwner {
   // False: not taken, the node computes ordinary gradients.
   virtual bool OnCaptured(LinearLayer& layer, const at::Tensor& x, const at::Tensor& d) = 0;
   virtual bool OnCaptured(EmbeddingLayer& layer, const TableRows& rows) = 0;
+  // A call of a captured layer computes its ordinary gradient, because somebody looks at it or it goes elsewhere. Before it is accumulated.
+  virtual void OnDeclined(FactoredLayer& layer) = 0;
   // A call uses a weight whose gradient accumulator has not the owner's hook: it was unfrozen, or converted. In forward.
   virtual void OnUnattached() = 0;
 };

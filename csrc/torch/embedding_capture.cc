@@ -34,8 +34,12 @@ class TableBackward : public CaptureNode {
   template <typename MakeRows>
   bool Deliver(const at::Tensor& d, MakeRows make_rows) {
     // create_graph: ordinary differentiable gradients for everything.
-    if (at::GradMode::is_enabled() || !IsPlain(d) || !WeightEndsInGrad(0)) return false;
+    if (at::GradMode::is_enabled() || !IsPlain(d)) return false;
     const auto owner = this->owner();
+    if (!WeightEndsInGrad(0)) {
+      if (owner && this->layer().mode() == FactoredLayer::Mode::kCapture) owner->OnDeclined(this->layer());
+      return false;
+    }
     auto& layer = static_cast<EmbeddingLayer&>(this->layer());
     const FactoredLayer::Mode mode = layer.mode();
     if (!owner || mode == FactoredLayer::Mode::kBypass) return false;

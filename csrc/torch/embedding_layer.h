@@ -41,6 +41,7 @@ class EmbeddingLayer final : public FactoredLayer {
   at::Tensor ZeroGradient(const Target& target) const override;
   Status TakeResult(Target& target) override;
   void DropUnfinished() override { waiting_.clear(); }
+  bool HoldsUnfinished() const override { return !waiting_.empty(); }
   void NoteSent() override;
 
  private:

@@ -138,6 +138,18 @@ void FactoredLayer::EndPass(Part part, int walk) {
   t.known_zero = empty;
 }
 
+void FactoredLayer::ShowHeldRows() {
+  if (closed_ || !several_passes_ || rows_ == 0 || HoldsUnfinished()) return;
+  at::NoGradGuard no_grad;
+  DropRowsTheUserDiscarded();
+  if (rows_ == 0) return;
+  for (Target& t : targets_) {
+    if (t.param.defined()) ClearMark(t);
+    t.known = nullptr;
+  }
+  SpillRows();
+}
+
 FactoredLayer::Between FactoredLayer::WhatTheUserDid(Target& t) {
   const at::Tensor& grad = t.param.grad();
   if (t.known == nullptr) return Between::kNothing;

@@ -94,6 +94,8 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   virtual void KeepWalk(int walk) = 0;
   // Every live node of this weight has handed over its rows in that walk, so none is left that could.
   bool AllNodesRan(int walk) const { return walk == walk_ && nodes_run_ == live_nodes.load(std::memory_order_acquire); }
+  // Puts what the rows of earlier passes give into .grad, where a hook of the user's is about to look for it.
+  void ShowHeldRows();
   // The hook of that part's gradient accumulator ran in that walk: a backward pass has reached it.
   void EndPass(Part part, int walk);
 
@@ -140,6 +142,8 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   virtual void NoteSent() { sent_rows_ = rows_; }
   // Forgets the rows of walks that have not got through.
   virtual void DropUnfinished() = 0;
+  // Some rows are of a walk that has not got through yet.
+  virtual bool HoldsUnfinished() const = 0;
   // Room for that many rows in message_; the first rows_ are kept.
   void Reserve(int64_t rows);
 

@@ -89,7 +89,9 @@ class LinearBackward final : public CaptureNode {
     const auto owner = this->owner();
     if (!owner) return;
     auto& layer = static_cast<LinearLayer&>(this->layer());
-    if (layer.mode() == FactoredLayer::Mode::kCapture && CanCapture(layer, *want_bias)) {
+    if (layer.mode() == FactoredLayer::Mode::kCapture && !CanCapture(layer, *want_bias)) {
+      owner->OnDeclined(layer);
+    } else if (layer.mode() == FactoredLayer::Mode::kCapture) {
       *want_weight = !owner->OnCaptured(layer, Rows(x, in_features_), Rows(d, out_features_));
       *want_bias = *want_bias && (*want_weight || !layer.has_bias());
     } else if (layer.mode() == FactoredLayer::Mode::kProfile && WeightEndsInGrad(1)) {

@@ -31,6 +31,7 @@ class LinearLayer final : public FactoredLayer {
   void SpillRows() override;
   void ForgetRows() override;
   void DropUnfinished() override;
+  bool HoldsUnfinished() const override { return !calls_.empty() && !calls_.back().kept; }
 
  private:
   // Rows of the message that one call has appended, in order.

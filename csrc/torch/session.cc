@@ -179,6 +179,11 @@ bool Session::OnCaptured(EmbeddingLayer& layer, const TableRows& rows) {
   return Capture(layer, rows.d.scalar_type(), [&](bool last_pass) { layer.Append(rows, CurrentWalk(), last_pass); });
 }
 
+void Session::OnDeclined(FactoredLayer& layer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  layer.ShowHeldRows();
+}
+
 void Session::OnUnattached() {
   std::lock_guard<std::mutex> lock(mutex_);
   Attach();

@@ -120,6 +120,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void OnProfiled(EmbeddingLayer& layer, const TableRows& rows) override;
   bool OnCaptured(LinearLayer& layer, const at::Tensor& x, const at::Tensor& d) override;
   bool OnCaptured(EmbeddingLayer& layer, const TableRows& rows) override;
+  void OnDeclined(FactoredLayer& layer) override;
   void OnUnattached() override;
 
   // The hook on the gradient accumulator of parameter `index`; incoming: the gradient that was added to .grad, or became it.

@@ -38,13 +38,11 @@ class OuterWalkHook final : public ag::FunctionPostHook, public OwnHook {
 }  // namespace
 
 // From what ranks have agreed on, and from the plan in force: gradients that travel together are eager together. A frozen parameter, which will
-// get no gradient, keeps nobody from it.
+// get no gradient, is not waited for: its zeros are sent with the last of the others.
 void Session::ChooseEager() {
-  for (Parameter& p : parameters_) p.eager = p.active && p.own && p.everywhere && p.tensor.requires_grad();
+  for (Parameter& p : parameters_) p.eager = p.active && p.own && p.everywhere;
   const auto together = [&](const std::vector<int>& members) {
-    const auto wants = [&](int i) { return parameters_[i].tensor.requires_grad(); };
-    const bool all = std::any_of(members.begin(), members.end(), wants) &&
-                     std::all_of(members.begin(), members.end(), [&](int i) { return parameters_[i].eager || !wants(i); });
+    const bool all = std::all_of(members.begin(), members.end(), [&](int i) { return parameters_[i].eager; });
     for (int i : members) parameters_[i].eager = all;
   };
   for (const Group& group : groups_) together(group.members);

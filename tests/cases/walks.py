@@ -267,6 +267,25 @@ def hooks_that_appear_late(rank):
 
 
 @case
+def hooks_that_appear_between_passes(rank):
+    """They see what the earlier pass has given."""
+    for kind in hooks_of(One())[0]:
+
+        def script(model, o, backward, x, index, kind=kind):
+            o.zero_grad()
+            loss_of(model(x(6, 12))).backward()
+            ways, _ = hooks_of(model)
+            handles = ways[kind]() if index == 2 else []
+            backward(loss_of(model(x(6, 12, salt=1))))
+            for handle in handles:
+                handle.remove()
+            o.step()
+
+        with poseidon_warnings():
+            as_in_one_process(rank, script, One, policy="sfb", backward_passes_per_step=2)
+
+
+@case
 def hooks_on_the_nodes_of_a_call(rank):
     """On the layer's own node, and on a cast of the weight, with retain_grad() there."""
     for kind in ("node", "node before", "cast", "retained"):
