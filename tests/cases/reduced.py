@@ -8,6 +8,7 @@ import warnings
 import torch
 from torch.nn import Embedding, Linear, Module, ReLU, Sequential
 
+from cases.embedding import Table, plain_sgd
 from cases.linear import loss_of, mlp
 from harness.compare import dense, expect_error, poseidon_warnings, relative_error, schemes_of, sgd
 from harness.registry import case
@@ -207,6 +208,21 @@ def clipping_of_tables(rank):
 
     for policy in ("sfb", "allreduce"):
         as_in_one_process(rank, script, Words, policy=policy)
+
+
+@case
+def table_that_one_rank_skips_when_a_plan_is_due(rank):
+    """At steps 3 and 8. Rank 0 waits in backward() for rows that the others send in step(): they send before they agree."""
+
+    def script(model, o, backward, x, index):
+        o.zero_grad()
+        used = rank.rank == 0 or index not in (3, 8)
+        backward(loss_of(model(rank.integers(index, 30, 5))) if used else x(1).requires_grad_().sum())
+        o.step()
+
+    for policy, scheme in (("sfb", "row-sparse"), ("allreduce", "sparse_allgather")):
+        optimizer = as_in_one_process(rank, script, lambda: Table(sparse=True), steps=10, optimizer=plain_sgd, policy=policy)
+        assert schemes_of(optimizer) == {"embed.weight": scheme}
 
 
 @case
