@@ -41,7 +41,7 @@ test-python: build ## Python tests only; PYTEST_ARGS are passed on
 
 test-faults: export POSEIDON_FAULTS_JSON ?= bench/results/faults.json
 test-faults: build ## every row of docs/reliability.md, with and without us (20 minutes), and the page from them
-	$(BIN)/python -m pytest tests/test_faults.py -m faults $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/test_faults.py tests/test_reliability_page.py -m faults $(PYTEST_ARGS)
 	$(BIN)/python tools/reliability.py
 
 test-programs: export POSEIDON_PROGRAMS ?= 5000

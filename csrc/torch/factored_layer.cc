@@ -190,7 +190,7 @@ at::Tensor FactoredLayer::ZeroGradient(const Target& t) const {
 // .grad is as EndPass() made it: zeros but for the mark.
 bool FactoredLayer::OnlyMark(Target& t) const {
   const at::Tensor& grad = t.param.grad();
-  if (grad.layout() == at::kSparse) return grad._nnz() == 0;
+  if (grad.layout() == at::kSparse) return grad._nnz() == 0 || IsAllZero(grad._values().contiguous());
   if (grad.layout() != at::kStrided || !grad.is_contiguous()) return false;
   if (t.mark == 0) return IsAllZero(grad);
   at::Tensor element = MarkedElement(grad);

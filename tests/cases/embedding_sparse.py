@@ -218,3 +218,17 @@ def bag_and_embedding_over_one_table(rank):
         loss_of(m.head(m.embed(t.ids(30, 5, 4)) + F.embedding(t.ids(30, 5, salt=1), m.embed.weight))).backward()
 
     check(rank, lambda: Bag(mode="sum"), run, expect=ROWS)
+
+
+@case
+def zeroed_by_a_product_between_steps(rank):
+    """A sparse gradient of zeros holds nothing, whatever rows it lists; the rows of both passes count."""
+
+    def run(m, t):
+        if t.kind == "poseidon" and t.optimizer is not None and m.embed.weight.grad is not None:
+            m.embed.weight.grad.mul_(0)
+        for salt in range(2):
+            loss_of(m(t.ids(30, 9, salt=salt))).backward()
+
+    keep = dict(zero=lambda model, optimizer: None if optimizer is not None and hasattr(optimizer, "scheme_report") else model.zero_grad())
+    check(rank, sparse_table(), run, expect=ROWS, optimizer=plain_sgd, steps=4, backward_passes_per_step=2, horovod=False, **keep)

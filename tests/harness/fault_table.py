@@ -1,4 +1,7 @@
-"""The rows of docs/reliability.md. Not every fault in every phase: only what ends in another way, or by another path through the code."""
+"""The rows of docs/reliability.md.
+
+Not every fault in every phase: only what ends in another way, or by another path through the code.
+"""
 
 import os
 import time
@@ -7,7 +10,7 @@ from typing import List
 from bench.cluster import Cluster
 from harness.faults import GOES_ON, Row
 
-# Its users have an error of their own to read; those of the other ranks learn from it which tensor or agreement they wait for in vain.
+# Whoever reads the error of a rank that is left learns which tensor or agreement it waited for in vain.
 OTHERS = r"the others end, naming the (tensor|agreement)"
 ALL = r"all end, naming the (tensor|agreement)"
 STEPS = os.environ.get("POSEIDON_FAULT_STEPS", "20000")  # 100000 by hand: ten minutes
@@ -24,7 +27,8 @@ def cut_for(seconds: float):
 
 def differ(case: str, ours: str, **options) -> Row:
     """Ranks differ from the start; with plain Horovod some wait for ever, which is told after the limit."""
-    return Row(f"ranks differ: {case.replace('-', ' ')}", "agreement", ours, script="ranks_differ.py", arguments=(case,), limit=30, **options)
+    fault = f"ranks differ: {case.replace('-', ' ')}"
+    return Row(fault, "agreement", ours, script="ranks_differ.py", arguments=(case,), limit=30, **options)
 
 
 def endure(fault: str, what: str, count: str, **options) -> Row:
@@ -59,8 +63,10 @@ ROWS: List[Row] = [
     Row("stopped-45s", "waiting", OTHERS, longest=60, limit=90),
     Row("slowed", "between", GOES_ON),
     Row("network-cut-5s", "between", GOES_ON, arguments=("network", "between"), act=cut_for(5), longest=40),
-    Row("network-cut-45s", "between", ".*end.*, naming the (tensor|agreement)", arguments=("network", "between"), act=cut_for(45), longest=90, limit=120),
-    Row("network-100-times-slower", "between", GOES_ON, arguments=("network", "between"), act=lambda cluster: cluster.set_rate("10mbit")),
+    Row("network-cut-45s", "between", ".*end.*, naming the (tensor|agreement)", arguments=("network", "between"),
+        act=cut_for(45), longest=90, limit=120),
+    Row("network-100-times-slower", "between", GOES_ON, arguments=("network", "between"),
+        act=lambda cluster: cluster.set_rate("10mbit")),
     # In the step before the plan is made anew the wait is in synchronize(), in that step it is in the agreement.
     Row("out-of-memory", "waiting", "all end, naming the tensor", arguments=("out-of-memory", "backward")),
     Row("out-of-memory", "plan", "all end, naming the tensor", smoke=True),
@@ -78,7 +84,8 @@ ROWS: List[Row] = [
     Row("ends-in-flight", "backward", GOES_ON),
     # The joined rank answers a gather with something else: Horovod notices at once, or gloo after 30 s.
     Row("joins-early", "between", "all end, naming the tensor", longest=45, limit=60),
-    Row("joins-early, uneven_steps", "between", GOES_ON, arguments=("joins-early", "between"), env={"POSEIDON_UNEVEN_STEPS": "1"}),
+    Row("joins-early, uneven_steps", "between", GOES_ON, arguments=("joins-early", "between"),
+        env={"POSEIDON_UNEVEN_STEPS": "1"}),
     Row("on-a-thread", "all", GOES_ON),
     Row("elastic: dies and returns", "backward", GOES_ON, script="elastic.py", limit=180, longest=120),
     endure("init and shutdown, 50 times", "restarts", "50", limit=180),

@@ -1,4 +1,4 @@
-"""What becomes of a launch in which something goes wrong, in a few words and in seconds, with poseidon_hvd and with plain Horovod."""
+"""What becomes of a launch in which something goes wrong, in a few words and in seconds, with either library."""
 
 import dataclasses
 import re
@@ -135,7 +135,8 @@ def _on_cluster(row: Row, arguments: List[str], folder: Path) -> Launched:
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
-            done = cluster.run(["python", *arguments], timeout=row.limit + START_SECONDS, env={**environment(row.env), "FAULT_NOTES": str(notes)})
+            env = {**environment(row.env), "FAULT_NOTES": str(notes)}
+            done = cluster.run(["python", *arguments], timeout=row.limit + START_SECONDS, env=env)
             code, output = done.returncode, done.stdout
         except RunTimeout as timeout:
             code, output = None, str(timeout)

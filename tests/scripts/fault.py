@@ -137,7 +137,8 @@ def train():
     first, second, third = torch.nn.Linear(inputs, width), torch.nn.Linear(width, width), torch.nn.Linear(width, 10)
     model = torch.nn.ModuleDict({"first": first, "second": second, "third": third})
     options = {"policy": "sfb"} if LIBRARY == "poseidon_hvd" else {}
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), **options)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), **options)
     mine = hvd.rank() == 1
     if PHASE == "start" and mine:
         strike()
@@ -168,7 +169,7 @@ def train():
         loss.backward()
         if now and FAULT == "ends-in-flight":
             say("struck")
-            hvd.allreduce(torch.ones(1), name="all have sent")  # or the first to end would shut Horovod down under the others
+            hvd.allreduce(torch.ones(1), name="all have sent")  # the first to end shuts Horovod down
             return
         if here and FAULT == "caught":
             say("struck")
