@@ -18,6 +18,11 @@ def say(what):
     print(f"rank {hvd.rank()} {what} @{time.time():.3f}", flush=True)
 
 
+def report(kind, error, traceback):
+    say(f"ends with {kind.__name__}: {error}".replace("\n", " "))
+    sys.__excepthook__(kind, error, traceback)
+
+
 def taken():
     """Megabytes, threads and descriptors."""
     gc.collect()
@@ -50,6 +55,7 @@ def restart():
 
 
 hvd.init()
+sys.excepthook = report
 torch.manual_seed(1)
 model = build()
 optimizer = wrap(model)
