@@ -4,15 +4,31 @@ import collections
 import dataclasses
 import itertools
 import random
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+from collections.abc import Iterable, Sequence
+from typing import Optional
 
 from bench.cluster.shaping import parse_rate
 
-__all__ = ["LAYERS", "MOST_ROUNDS", "RANKS", "RATES", "ROWS", "SCHEMES", "Cell", "grid", "reason_to_leave_out", "sample"]
+__all__ = [
+    "LAYERS",
+    "MOST_ROUNDS",
+    "RANKS",
+    "RATES",
+    "ROWS",
+    "SCHEMES",
+    "Cell",
+    "grid",
+    "reason_to_leave_out",
+    "sample",
+]
 
 SCHEMES = ("allreduce", "sfb")
-LAYERS: Tuple[Tuple[int, int], ...] = (*((width, width) for width in (64, 128, 256, 512, 1024, 2048, 4096, 8192)),
-                                       (1000, 4096), (4096, 1024), (256, 4096))
+LAYERS: tuple[tuple[int, int], ...] = (
+    *((width, width) for width in (64, 128, 256, 512, 1024, 2048, 4096, 8192)),
+    (1000, 4096),
+    (4096, 1024),
+    (256, 4096),
+)
 ROWS = (1, 8, 32, 128, 512)
 RANKS = (2, 4, 8)
 MOST_ROUNDS = 60
@@ -51,7 +67,7 @@ class Cell:
         return f"{self.layer}, {self.rows} rows, {self.ranks} ranks, {self.rate}"
 
     @property
-    def wire_bytes(self) -> Dict[str, float]:
+    def wire_bytes(self) -> dict[str, float]:
         """Scheme -> bytes that a rank sends for the weight per step (docs/sfb.md)."""
         share = (self.ranks - 1) / self.ranks
         return {
@@ -73,7 +89,9 @@ class Cell:
     def memory_bytes(self) -> float:
         """Of all ranks: the weight, three systems' gradients and a temporary one; own and gathered rows of two systems."""
         rows = 2 * (self.rows * self.ranks + 2 * self.rows)
-        return self.ranks * (_PROCESS_BYTES + _ELEMENT * (5 * self.outputs * self.inputs + rows * (self.outputs + self.inputs + 1)))
+        return self.ranks * (
+            _PROCESS_BYTES + _ELEMENT * (5 * self.outputs * self.inputs + rows * (self.outputs + self.inputs + 1))
+        )
 
     def expected_seconds(self, budget: float, cores: int) -> float:
         """Very roughly, how long ``bench.selector`` takes for the cell.
@@ -81,15 +99,24 @@ class Cell:
         Supposed: two seconds for what the policy measures, and five dense steps until its plan stands.
         """
         overhead = 0.01 * self.ranks
-        step = {scheme: overhead + self.network_seconds(scheme) + self.compute_seconds(scheme, cores)
-                + self.wire_bytes[scheme] * self.ranks / 2 / _UNSHAPED_BYTES_PER_SECOND for scheme in SCHEMES}
+        step = {
+            scheme: overhead
+            + self.network_seconds(scheme)
+            + self.compute_seconds(scheme, cores)
+            + self.wire_bytes[scheme] * self.ranks / 2 / _UNSHAPED_BYTES_PER_SECOND
+            for scheme in SCHEMES
+        }
         timed = step["allreduce"] + step["sfb"] + min(step.values())
         warmup = 2 + 5 * step["allreduce"] + 4 * (step["allreduce"] - self.network_seconds("allreduce"))
         return 0.3 * self.ranks + warmup + max(timed, min(budget, MOST_ROUNDS * timed))
 
 
-def grid(layers: Iterable[Tuple[int, int]] = LAYERS, rows: Iterable[int] = ROWS, ranks: Iterable[int] = RANKS,
-         rates: Iterable[str] = RATES) -> List[Cell]:
+def grid(
+    layers: Iterable[tuple[int, int]] = LAYERS,
+    rows: Iterable[int] = ROWS,
+    ranks: Iterable[int] = RANKS,
+    rates: Iterable[str] = RATES,
+) -> list[Cell]:
     """Every combination."""
     return [Cell(m, n, k, p, rate) for p, rate, (m, n), k in itertools.product(ranks, rates, layers, rows)]
 
@@ -114,14 +141,14 @@ def reason_to_leave_out(cell: Cell, *, limit_seconds: float, memory_bytes: float
     return None
 
 
-def sample(cells: Sequence[Cell], count: int, seed: int = 0) -> List[Cell]:
+def sample(cells: Sequence[Cell], count: int, seed: int = 0) -> list[Cell]:
     """``count`` cells, spread evenly: over pairs of ranks and rate first, then over pairs of layer and rows, then over each within a pair.
 
     The same for the same arguments, and nearly the same where a few cells more are left out. Returned in the order of ``cells``.
     """
     order = sorted(cells, key=lambda cell: random.Random(f"{seed}: {cell}").random())
-    taken: List[Cell] = []
-    counts: Dict[tuple, int] = collections.Counter()
+    taken: list[Cell] = []
+    counts: dict[tuple, int] = collections.Counter()
 
     def keys(cell):
         network = cell.ranks, cell.rate

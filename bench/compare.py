@@ -12,7 +12,7 @@ import dataclasses
 import json
 import pathlib
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Optional
 
 import numpy as np
 
@@ -24,10 +24,10 @@ class Row:
     """One system in both files; times in seconds."""
 
     system: str
-    a: Dict[str, float]
-    b: Dict[str, float]
+    a: dict[str, float]
+    b: dict[str, float]
     ratio: float
-    interval: Optional[Tuple[float, float]]
+    interval: Optional[tuple[float, float]]
 
     @property
     def verdict(self) -> str:
@@ -38,7 +38,7 @@ class Row:
         return "no difference seen" if not apart else "B faster" if self.ratio < 1 else "B slower"
 
 
-def compare(a: Dict[str, Any], b: Dict[str, Any]) -> List[Row]:
+def compare(a: dict[str, Any], b: dict[str, Any]) -> list[Row]:
     """The systems that both results have, in A's order.
 
     Raises:
@@ -49,22 +49,36 @@ def compare(a: Dict[str, Any], b: Dict[str, Any]) -> List[Row]:
         if system in b["seconds_per_step"]:
             other = b["seconds_per_step"][system]
             samples = [result.get("samples", {}).get(system) for result in (a, b)]
-            rows.append(Row(system, timing, other, other["median"] / timing["median"], _interval(*samples) if all(samples) else None))
+            rows.append(
+                Row(
+                    system,
+                    timing,
+                    other,
+                    other["median"] / timing["median"],
+                    _interval(*samples) if all(samples) else None,
+                )
+            )
     if not rows:
-        raise ValueError(f"no system in common: {', '.join(a['seconds_per_step'])} against {', '.join(b['seconds_per_step'])}")
+        raise ValueError(
+            f"no system in common: {', '.join(a['seconds_per_step'])} against {', '.join(b['seconds_per_step'])}"
+        )
     return rows
 
 
-def differences(a: Dict[str, Any], b: Dict[str, Any]) -> List[Tuple[str, Any, Any]]:
+def differences(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """(what, in A, in B) of settings and environment: each is another explanation for a ratio."""
     found = []
     for part in ("settings", "environment"):
         left, right = a.get(part, {}), b.get(part, {})
-        found += [(key, left.get(key), right.get(key)) for key in dict.fromkeys([*left, *right]) if left.get(key) != right.get(key)]
+        found += [
+            (key, left.get(key), right.get(key))
+            for key in dict.fromkeys([*left, *right])
+            if left.get(key) != right.get(key)
+        ]
     return found
 
 
-def _interval(a: List[float], b: List[float]) -> Tuple[float, float]:
+def _interval(a: list[float], b: list[float]) -> tuple[float, float]:
     generator = np.random.default_rng(0)
 
     def medians(values):
@@ -74,13 +88,15 @@ def _interval(a: List[float], b: List[float]) -> Tuple[float, float]:
     return float(low), float(high)
 
 
-def _load(path: pathlib.Path) -> Dict[str, Any]:
+def _load(path: pathlib.Path) -> dict[str, Any]:
     try:
         result = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise SystemExit(f"bench.compare: {path}: {error}") from None
     if "seconds_per_step" not in result:
-        raise SystemExit(f"bench.compare: {path} holds no seconds_per_step: it is no result of a bench that times steps.")
+        raise SystemExit(
+            f"bench.compare: {path} holds no seconds_per_step: it is no result of a bench that times steps."
+        )
     return result
 
 
@@ -104,7 +120,11 @@ def main() -> None:
     for column in ("A median", "p10", "p90", "steps", "B median", "p10", "p90", "steps", "B / A", "95% range", ""):
         table.add_column(column, justify="right")
     for row in rows:
-        cells = [cell for t in (row.a, row.b) for cell in (*(f"{t[key]:.4f}" for key in ("median", "p10", "p90")), str(t["count"]))]
+        cells = [
+            cell
+            for t in (row.a, row.b)
+            for cell in (*(f"{t[key]:.4f}" for key in ("median", "p10", "p90")), str(t["count"]))
+        ]
         interval = "-" if row.interval is None else f"{row.interval[0]:.3f} to {row.interval[1]:.3f}"
         table.add_row(row.system, *cells, f"{row.ratio:.3f}", interval, row.verdict)
     console.print(table)

@@ -13,7 +13,8 @@ import argparse
 import pathlib
 import statistics
 import sys
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
 
 import numpy as np
 
@@ -30,19 +31,39 @@ def parse_args():
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m bench.dense", description=__doc__, formatter_class=formatter)
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--memory", action="store_true", help="only peak memory; of alexnet and auto, where nothing else is said")
-    only.add_argument("--instructions", action="store_true", help="only instructions of own work; of auto, where nothing else is said")
-    parser.add_argument("--models", help="alexnet, mlp, resnet50, transformer or dlrm (default: mlp,transformer,resnet50)")
-    parser.add_argument("--methods", help=f"of ours, in the order of each round; lazy:BYTES too (default: {','.join(METHODS)})")
-    parser.add_argument("--steps", type=int, default=7, help="timed rounds, one step of each system (default: %(default)s)")
+    only.add_argument(
+        "--memory", action="store_true", help="only peak memory; of alexnet and auto, where nothing else is said"
+    )
+    only.add_argument(
+        "--instructions", action="store_true", help="only instructions of own work; of auto, where nothing else is said"
+    )
+    parser.add_argument(
+        "--models", help="alexnet, mlp, resnet50, transformer or dlrm (default: mlp,transformer,resnet50)"
+    )
+    parser.add_argument(
+        "--methods", help=f"of ours, in the order of each round; lazy:BYTES too (default: {','.join(METHODS)})"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=7, help="timed rounds, one step of each system (default: %(default)s)"
+    )
     parser.add_argument("--rows", type=int, default=0, help="samples per rank and step (default: the model's own)")
-    parser.add_argument("--scale", type=float, default=1.0, help="shrinks batch, pictures and sequences, no parameters, for smoke runs")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="shrinks batch, pictures and sequences, no parameters, for smoke runs"
+    )
     parser.add_argument("--timeline", action="store_true", help="print where a step's time went")
-    parser.add_argument("--peaks", action=argparse.BooleanOptionalAction, default=True,
-                        help="peak memory in the tables, for which every system is launched alone, once for each model")
-    parser.add_argument("--own-cores", action="store_true", help="each host of the cluster computes on a share of the cores of its own")
+    parser.add_argument(
+        "--peaks",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="peak memory in the tables, for which every system is launched alone, once for each model",
+    )
+    parser.add_argument(
+        "--own-cores", action="store_true", help="each host of the cluster computes on a share of the cores of its own"
+    )
     parser.add_argument("--hosts", type=int, default=4, help="of the cluster, one rank each (default: %(default)s)")
-    parser.add_argument("--rates", default="unshaped,200mbit", help="of each direction of each link (default: %(default)s)")
+    parser.add_argument(
+        "--rates", default="unshaped,200mbit", help="of each direction of each link (default: %(default)s)"
+    )
     parser.add_argument("--np", type=int, default=2, help="ranks with --local (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds of a launch (default: %(default)s)")
     launch.add_common_options(parser)
@@ -57,7 +78,7 @@ def parse_args():
     return args
 
 
-def _names(text: str) -> List[str]:
+def _names(text: str) -> list[str]:
     return list(dict.fromkeys(text.split(",")))
 
 
@@ -68,7 +89,7 @@ def validate(args) -> None:
     from bench.cluster.shaping import parse_rate
 
     for method in args.methods:
-        if method not in METHODS and not (method.startswith("lazy:") and method[len("lazy:"):].isdigit()):
+        if method not in METHODS and not (method.startswith("lazy:") and method[len("lazy:") :].isdigit()):
             raise SystemExit(f"bench.dense: {method!r} is not a method. Choose from {', '.join(METHODS)}, lazy:BYTES.")
     try:
         for model in args.models:
@@ -92,25 +113,32 @@ def work(folder: pathlib.Path) -> None:
 
     def build(name, of):
         if name.startswith(OURS):
-            return systems.poseidon(of, "allreduce", name=name, dense=name[len(OURS):])
+            return systems.poseidon(of, "allreduce", name=name, dense=name[len(OURS) :])
         return systems.BUILDERS[name](of)
 
     if args.system is not None:
-        measured: Optional[Dict[str, Any]] = {"peaks": _peaks(build(args.system, model), loss_of), "rows": rows}
+        measured: Optional[dict[str, Any]] = {"peaks": _peaks(build(args.system, model), loss_of), "rows": rows}
     else:
         built = [build(name, systems.share_parameters(model)) for name in _systems(args)]
         measured = steps.measure(built, model, loss_of, args, RIVALS)
         if measured is not None:
-            settings = {key: getattr(args, key) for key in ("model", "methods", "local", "own_cores", "steps", "scale", "threads")}
+            settings = {
+                key: getattr(args, key)
+                for key in ("model", "methods", "local", "own_cores", "steps", "scale", "threads")
+            }
             settings.update(rows=rows, hosts=1 if args.local else args.hosts, rate=args.rate)
-            slices = {system.name: (systems.plan_of(system) or {}).get("dense") for system in built if system.name.startswith(OURS)}
+            slices = {
+                system.name: (systems.plan_of(system) or {}).get("dense")
+                for system in built
+                if system.name.startswith(OURS)
+            }
             measured = {"benchmark": "dense", "settings": settings, "slices": slices, **measured}
     if hvd.rank() == 0:
         launch.answer(folder, measured)
     systems.close()
 
 
-def _peaks(system, loss_of) -> List[int]:
+def _peaks(system, loss_of) -> list[int]:
     """Bytes that each rank had resident at most, after a few steps."""
     import poseidon_hvd as hvd
     from bench import systems
@@ -127,7 +155,7 @@ def _peaks(system, loss_of) -> List[int]:
 # ---- Launcher
 
 
-def _systems(args) -> List[str]:
+def _systems(args) -> list[str]:
     return [*STOCK, *(OURS + method for method in args.methods)]
 
 
@@ -141,8 +169,10 @@ def time_steps(args, model: str, rate: str, peaks: Mapping[str, Sequence[int]]) 
     measured = launch.measured_by_ranks("bench.dense", args, own_cores=args.own_cores)
     found = verdicts(measured["samples"])
     measured.update(verdicts=found, peak_bytes=peaks)
-    note = ("Ours with policy allreduce. allreduces: enqueued by ours, before Horovod fuses any; copied, in place: MB of a rank's "
-            "gradients that were copied into slices or lay there.")
+    note = (
+        "Ours with policy allreduce. allreduces: enqueued by ours, before Horovod fuses any; copied, in place: MB of a rank's "
+        "gradients that were copied into slices or lay there."
+    )
     if peaks:
         note += " peak: MB resident, of the largest rank, the system launched alone."
     name = f"dense-{model}-{launch.where(args)}" + ("-own-cores" if args.own_cores else "")
@@ -150,14 +180,18 @@ def time_steps(args, model: str, rate: str, peaks: Mapping[str, Sequence[int]]) 
     print(verdict_text(found))
 
 
-def title(measured: Dict[str, Any]) -> str:
+def title(measured: dict[str, Any]) -> str:
     s = measured["settings"]
-    network = "loopback, no shaping" if s["local"] else s["rate"] + (", hosts with cores of their own" if s.get("own_cores") else "")
+    network = (
+        "loopback, no shaping"
+        if s["local"]
+        else s["rate"] + (", hosts with cores of their own" if s.get("own_cores") else "")
+    )
     size = f"{measured['parameters'] / 1e6:.1f}M parameters in {measured['tensors']} tensors"
     return f"{s['model']}, all dense, {size}, {measured['ranks']} ranks, {s['rows']} rows each, {network}"
 
 
-def columns(measured: Dict[str, Any]) -> Dict[str, Dict[str, str]]:
+def columns(measured: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Header -> system -> cell, as ``steps.publish`` takes them; only for systems that have the figure."""
     counted = {name: counts for name, counts in measured["dense"].items() if counts}
     found = {
@@ -170,7 +204,7 @@ def columns(measured: Dict[str, Any]) -> Dict[str, Dict[str, str]]:
     return found
 
 
-def verdicts(samples: Mapping[str, Sequence[float]]) -> Dict[str, Dict[str, Any]]:
+def verdicts(samples: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
     """For each of ours: its time over that of the better of Horovod and DDP, and Horovod's over its own.
 
     Args:
@@ -182,8 +216,14 @@ def verdicts(samples: Mapping[str, Sequence[float]]) -> Dict[str, Dict[str, Any]
         return float(np.median(np.divide(samples[name], samples[other])))
 
     return {
-        name: {"seconds": statistics.median(seconds), "best": best, "of_best": ratio(name, best), "speedup": ratio("horovod", name)}
-        for name, seconds in samples.items() if name.startswith(OURS)
+        name: {
+            "seconds": statistics.median(seconds),
+            "best": best,
+            "of_best": ratio(name, best),
+            "speedup": ratio("horovod", name),
+        }
+        for name, seconds in samples.items()
+        if name.startswith(OURS)
     }
 
 
@@ -194,14 +234,17 @@ def verdict_text(found: Mapping[str, Mapping[str, Any]]) -> str:
     return f"verdict: ours / best of (Horovod, DDP) {v['of_best']:.3f}, Horovod / ours {v['speedup']:.3f} ({name}; best: {v['best']})"
 
 
-def measure_peaks(args, model: str) -> Dict[str, Any]:
+def measure_peaks(args, model: str) -> dict[str, Any]:
     """Every system alone on loopback: what a rank allocates does not depend on links.
 
     Returns:
         ``peaks``: system -> bytes that each rank had resident at most; ``rows`` per rank.
     """
     args = _with(args, model=model, np=args.np if args.local else args.hosts, local=True)
-    found = {name: launch.measured_by_ranks("bench.dense", _with(args, system=name), keep_memory=False) for name in _systems(args)}
+    found = {
+        name: launch.measured_by_ranks("bench.dense", _with(args, system=name), keep_memory=False)
+        for name in _systems(args)
+    }
     return {"peaks": {name: each["peaks"] for name, each in found.items()}, "rows": found["none"]["rows"]}
 
 
@@ -210,7 +253,10 @@ def publish_memory(args, model: str) -> None:
     peaks = measured["peaks"]
     ranks = len(peaks["none"])
     least = np.mean(peaks["none"])
-    rows = [(name, *(f"{value / 1e6:.0f}" for value in (max(each), np.mean(each), np.mean(each) - least))) for name, each in peaks.items()]
+    rows = [
+        (name, *(f"{value / 1e6:.0f}" for value in (max(each), np.mean(each), np.mean(each) - least)))
+        for name, each in peaks.items()
+    ]
     heading = f"{model}, all dense, {ranks} ranks, {measured['rows']} rows each: MB resident at most"
     _print_table(heading, ("system", "largest rank", "mean", "mean beyond none"), rows)
     settings = {key: getattr(args, key) for key in ("methods", "scale", "threads")}
@@ -225,15 +271,32 @@ def publish_instructions(args) -> None:
     ratios = {name: own["horovod"] / count for name, count in own.items()}
     rows = []
     for name, counts in measured["instructions_per_step"].items():
-        mine = (f"{own[name] / 1e6:.3f}", f"{own[name] / instructions.TENSORS:.0f}", f"{ratios[name]:.2f}") if name in own else ("-",) * 3
+        mine = (
+            (f"{own[name] / 1e6:.3f}", f"{own[name] / instructions.TENSORS:.0f}", f"{ratios[name]:.2f}")
+            if name in own
+            else ("-",) * 3
+        )
         rows.append((name, *(f"{counts[key] / 1e6:.3f}" for key in ("training_thread", "other_threads")), *mine))
-    heading = f"{instructions.TENSORS} tensors of {instructions.ELEMENTS} elements, 1 rank: millions of instructions per step"
+    heading = (
+        f"{instructions.TENSORS} tensors of {instructions.ELEMENTS} elements, 1 rank: millions of instructions per step"
+    )
     header = ("optimizer", "training thread", "other threads", "own", "own per tensor", "Horovod's own / own")
     _print_table(heading, header, rows)
-    print("Own: of the training thread, autograd included, beyond the plain optimizer's. Others follow the clock: Horovod's polls.")
-    settings = {"methods": args.methods, "tensors": instructions.TENSORS, "elements": instructions.ELEMENTS,
-                "steps": [instructions.SHORT, instructions.LONG], "pause_seconds": instructions.PAUSE_SECONDS}
-    _file("dense-instructions", {"benchmark": "dense-instructions", "settings": settings, **measured, "horovod_over_own": ratios}, args)
+    print(
+        "Own: of the training thread, autograd included, beyond the plain optimizer's. Others follow the clock: Horovod's polls."
+    )
+    settings = {
+        "methods": args.methods,
+        "tensors": instructions.TENSORS,
+        "elements": instructions.ELEMENTS,
+        "steps": [instructions.SHORT, instructions.LONG],
+        "pause_seconds": instructions.PAUSE_SECONDS,
+    }
+    _file(
+        "dense-instructions",
+        {"benchmark": "dense-instructions", "settings": settings, **measured, "horovod_over_own": ratios},
+        args,
+    )
 
 
 def _print_table(heading: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -248,7 +311,7 @@ def _print_table(heading: str, header: Sequence[str], rows: Sequence[Sequence[st
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
-def _file(name: str, payload: Dict[str, Any], args) -> None:
+def _file(name: str, payload: dict[str, Any], args) -> None:
     print(f"written: {results.write(name, payload, args.directory).name}")
 
 

@@ -11,7 +11,7 @@ once. ``--uniform`` draws every token alike. The systems do the same steps by tu
 import argparse
 import faulthandler
 import pathlib
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from bench import launch, steps
 
@@ -32,7 +32,7 @@ class Kind(NamedTuple):
 
     system: str
     sparse: bool = False
-    schemes: Optional[Dict[str, str]] = None
+    schemes: Optional[dict[str, str]] = None
 
 
 KINDS = {
@@ -55,9 +55,14 @@ def parse_args():
     parser.add_argument("--sequences", type=int, default=64, help="per rank and step (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64, help="of each sequence (default: %(default)s)")
     parser.add_argument("--uniform", action="store_true", help="every token is as likely as any other")
-    parser.add_argument("--steps", type=int, default=7, help="timed rounds, one step of each system (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=7, help="timed rounds, one step of each system (default: %(default)s)"
+    )
     parser.add_argument("--timeline", action="store_true", help="print where a step's time went")
-    parser.add_argument("--result", help="name of the files (default: embedding-HOSTSxRATE, or embedding-uniform-...); empty: write none")
+    parser.add_argument(
+        "--result",
+        help="name of the files (default: embedding-HOSTSxRATE, or embedding-uniform-...); empty: write none",
+    )
     launch.add_options(parser)
     args = parser.parse_args()
     unknown = sorted(set(args.systems.split(",")) - set(KINDS))
@@ -136,17 +141,24 @@ def work(folder: pathlib.Path) -> None:
         settings = {key: getattr(args, key) for key in keys}
         settings.update(hosts=1 if args.local else args.hosts, rate="loopback" if args.local else args.rate)
         sent, formula = measured["wire_bytes_per_step"], merged_bytes(distinct, args.width)
-        launch.answer(folder, {
-            "benchmark": "embedding", "settings": settings, "distinct_tokens": distinct, "formula_bytes_per_step": formula,
-            "sent_of_formula": {name: None if value is None else value / formula for name, value in sent.items()}, **measured,
-        })
+        launch.answer(
+            folder,
+            {
+                "benchmark": "embedding",
+                "settings": settings,
+                "distinct_tokens": distinct,
+                "formula_bytes_per_step": formula,
+                "sent_of_formula": {name: None if value is None else value / formula for name, value in sent.items()},
+                **measured,
+            },
+        )
     systems.close()
 
 
 # ---- Launcher
 
 
-def title(measured: Dict[str, Any]) -> str:
+def title(measured: dict[str, Any]) -> str:
     s = measured["settings"]
     network = "loopback, no shaping" if s["local"] else s["rate"]
     drawn = "uniform" if s["uniform"] else "Zipf"
@@ -161,9 +173,15 @@ def main() -> None:
         return
     measured = launch.measured_by_ranks("bench.embedding", args)
     distinct, formula = measured["distinct_tokens"], measured["formula_bytes_per_step"]
-    note = (f"Distinct tokens of a rank: {min(distinct)} to {max(distinct)} of {args.sequences * args.tokens}. Of formula: MB sent, head "
-            f"and negotiation included, over the {formula / 1e6:.2f} MB of the table's distinct rows with their numbers.")
-    columns = {"of formula": {name: "-" if ratio is None else f"{ratio:.2f}" for name, ratio in measured["sent_of_formula"].items()}}
+    note = (
+        f"Distinct tokens of a rank: {min(distinct)} to {max(distinct)} of {args.sequences * args.tokens}. Of formula: MB sent, head "
+        f"and negotiation included, over the {formula / 1e6:.2f} MB of the table's distinct rows with their numbers."
+    )
+    columns = {
+        "of formula": {
+            name: "-" if ratio is None else f"{ratio:.2f}" for name, ratio in measured["sent_of_formula"].items()
+        }
+    }
     name = f"embedding-{'uniform-' if args.uniform else ''}{launch.where(args)}" if args.result is None else args.result
     steps.publish(args, measured, title(measured), name, columns=columns, note=note)
 

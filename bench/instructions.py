@@ -20,7 +20,8 @@ import shutil
 import sys
 import tempfile
 import time
-from typing import Any, Dict, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from bench import results
 
@@ -39,7 +40,7 @@ _TOTALS = re.compile(r"^totals: (\d+)", re.MULTILINE)
 # ---- Launcher
 
 
-def measure(libraries: Sequence[str], *, timeout: float) -> Dict[str, Any]:
+def measure(libraries: Sequence[str], *, timeout: float) -> dict[str, Any]:
     """Counts the steps of each library.
 
     Args:
@@ -63,7 +64,7 @@ def measure(libraries: Sequence[str], *, timeout: float) -> Dict[str, Any]:
     return {"instructions_per_step": counted, "own": own}
 
 
-def _count(library: str, steps: int, timeout: float) -> Dict[str, int]:
+def _count(library: str, steps: int, timeout: float) -> dict[str, int]:
     """Of one run, from the start of its process to its end."""
     from bench.cluster import ClusterError
     from bench.cluster.processes import run_bounded
@@ -73,8 +74,20 @@ def _count(library: str, steps: int, timeout: float) -> Dict[str, int]:
         raise SystemExit("bench.dense: instructions are counted by valgrind, which is not on PATH.")
     with tempfile.TemporaryDirectory() as name:
         # Threads take turns under valgrind; without fairness one that spins would hold up those it waits for.
-        argv = [valgrind, "--tool=callgrind", "--separate-threads=yes", "--fair-sched=try", f"--callgrind-out-file={name}/count",
-                sys.executable, "-m", "bench.instructions", "--library", library, "--steps", str(steps)]
+        argv = [
+            valgrind,
+            "--tool=callgrind",
+            "--separate-threads=yes",
+            "--fair-sched=try",
+            f"--callgrind-out-file={name}/count",
+            sys.executable,
+            "-m",
+            "bench.instructions",
+            "--library",
+            library,
+            "--steps",
+            str(steps),
+        ]
         path = os.pathsep.join(filter(None, [str(results.REPOSITORY), os.environ.get("PYTHONPATH")]))
         env = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         try:
@@ -83,12 +96,14 @@ def _count(library: str, steps: int, timeout: float) -> Dict[str, int]:
             raise SystemExit(f"bench.dense: {error}") from None
         threads = _threads(pathlib.Path(name))
         if done.returncode != 0 or _TRAINING_THREAD not in threads:
-            raise SystemExit(f"bench.dense: {' '.join(argv)} ended with status {done.returncode}:\n{done.stdout[-4000:]}")
+            raise SystemExit(
+                f"bench.dense: {' '.join(argv)} ended with status {done.returncode}:\n{done.stdout[-4000:]}"
+            )
     training = threads.pop(_TRAINING_THREAD)
     return {"training_thread": training, "other_threads": sum(threads.values())}
 
 
-def _threads(folder: pathlib.Path) -> Dict[int, int]:
+def _threads(folder: pathlib.Path) -> dict[int, int]:
     """Thread -> instructions, from callgrind's files ``count-01``, ``count-02``, ..."""
     found = {}
     for path in folder.glob("count-*"):
@@ -101,7 +116,7 @@ def _threads(folder: pathlib.Path) -> Dict[int, int]:
 # ---- What is counted
 
 
-def work(args) -> Dict[str, Any]:
+def work(args) -> dict[str, Any]:
     """Steps of forward, backward and SGD over small tensors; the learning rate is 0.
 
     Raises:
@@ -119,7 +134,7 @@ def work(args) -> Dict[str, Any]:
     os.environ["HOROVOD_ELASTIC"] = "1"  # both wrappers leave a single rank alone, unless its job may grow
     model = torch.nn.ParameterList(torch.randn(ELEMENTS) for _ in range(args.tensors))
     if args.library.startswith(OURS):
-        optimizer = systems.poseidon(model, "allreduce", dense=args.library[len(OURS):]).optimizer
+        optimizer = systems.poseidon(model, "allreduce", dense=args.library[len(OURS) :]).optimizer
     else:
         optimizer = systems.BUILDERS[args.library](model).optimizer
     parameters = list(model)
@@ -132,21 +147,29 @@ def work(args) -> Dict[str, Any]:
         if number == 0:
             hooked = len(getattr(optimizer, "_handles", ()))
             if args.library != PLAIN and hooked != args.tensors:
-                raise SystemExit(f"{args.library}: {hooked} of {args.tensors} gradients are exchanged on one rank; nothing is counted.")
+                raise SystemExit(
+                    f"{args.library}: {hooked} of {args.tensors} gradients are exchanged on one rank; nothing is counted."
+                )
         if number == SHORT - 1 and args.library == "horovod":
             if not all(horovod.torch.poll(handle) for handle, _ in optimizer._handles.values()):
-                raise SystemExit(f"horovod: allreduces go on {args.pause:g} s after backward; waiting for them would be counted.")
+                raise SystemExit(
+                    f"horovod: allreduces go on {args.pause:g} s after backward; waiting for them would be counted."
+                )
         optimizer.step()
     return {"library": args.library, "steps": args.steps, "tensors": args.tensors, "exchanged": hooked}
 
 
 def main() -> None:
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m bench.instructions", description=__doc__, formatter_class=formatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.instructions", description=__doc__, formatter_class=formatter
+    )
     parser.add_argument("--library", default=PLAIN, help="none, horovod or dense-METHOD (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=SHORT, help="to take (default: %(default)s)")
     parser.add_argument("--tensors", type=int, default=TENSORS, help=f"of {ELEMENTS} elements (default: %(default)s)")
-    parser.add_argument("--pause", type=float, default=PAUSE_SECONDS, help="seconds between backward and step (default: %(default)s)")
+    parser.add_argument(
+        "--pause", type=float, default=PAUSE_SECONDS, help="seconds between backward and step (default: %(default)s)"
+    )
     print(json.dumps(work(parser.parse_args())))
 
 

@@ -12,11 +12,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 from bench import results
 
-__all__ = ["add_common_options", "add_options", "answer", "measured_by_ranks", "request_rate", "run", "settings_of", "where"]
+__all__ = [
+    "add_common_options",
+    "add_options",
+    "answer",
+    "measured_by_ranks",
+    "request_rate",
+    "run",
+    "settings_of",
+    "where",
+]
 
 _SETTINGS, _ANSWER = "settings.json", "answer.json"
 _RATE_WANTED, _RATE_SET = "rate.wanted", "rate.set"
@@ -29,15 +38,23 @@ _KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_MMAP_THRESHOLD_"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What every bench of this kind can be told: where to run, within what bounds, and where its files go."""
     parser.add_argument("--hosts", type=int, default=4, help="of the cluster, one rank each (default: %(default)s)")
-    parser.add_argument("--rate", default="200mbit", help="of each direction of each link, or unshaped (default: %(default)s)")
+    parser.add_argument(
+        "--rate", default="200mbit", help="of each direction of each link, or unshaped (default: %(default)s)"
+    )
     parser.add_argument("--np", type=int, default=2, help="ranks with --local (default: %(default)s)")
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds, after which all ranks are ended (default: %(default)s)")
+    parser.add_argument(
+        "--timeout", type=float, default=3600.0, help="seconds, after which all ranks are ended (default: %(default)s)"
+    )
     add_common_options(parser)
 
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
     """Those of ``add_options`` that also fit a bench with several clusters."""
-    parser.add_argument("--local", action="store_true", help="ranks on loopback instead of the cluster; bandwidth claims need the cluster")
+    parser.add_argument(
+        "--local",
+        action="store_true",
+        help="ranks on loopback instead of the cluster; bandwidth claims need the cluster",
+    )
     parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS of each rank (default: %(default)s)")
     parser.add_argument("--directory", type=pathlib.Path, default=results.RESULTS, help=argparse.SUPPRESS)
     parser.add_argument("--worker", type=pathlib.Path, help=argparse.SUPPRESS)  # a rank; the folder of the launcher
@@ -51,7 +68,9 @@ def where(args: argparse.Namespace) -> str:
 # ---- Launcher
 
 
-def measured_by_ranks(module: str, args: argparse.Namespace, *, keep_memory: bool = True, own_cores: bool = False) -> Dict[str, Any]:
+def measured_by_ranks(
+    module: str, args: argparse.Namespace, *, keep_memory: bool = True, own_cores: bool = False
+) -> dict[str, Any]:
     """Runs the module on every rank, as ``add_options`` says, and returns rank 0's answer.
 
     Args:
@@ -66,15 +85,32 @@ def measured_by_ranks(module: str, args: argparse.Namespace, *, keep_memory: boo
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         ranks = args.np if args.local else args.hosts
-        status = run(module, vars(args), folder, ranks=ranks, rate=None if args.local else args.rate, timeout=args.timeout,
-                     keep_memory=keep_memory, own_cores=own_cores)
+        status = run(
+            module,
+            vars(args),
+            folder,
+            ranks=ranks,
+            rate=None if args.local else args.rate,
+            timeout=args.timeout,
+            keep_memory=keep_memory,
+            own_cores=own_cores,
+        )
         if status != 0 or not (folder / _ANSWER).exists():
             raise SystemExit(f"{module}: the ranks ended with status {status}; their output is above.")
         return json.loads((folder / _ANSWER).read_text())
 
 
-def run(module: str, settings: Dict[str, Any], folder: pathlib.Path, *, ranks: int, rate: Optional[str], timeout: float,
-        keep_memory: bool = True, own_cores: bool = False) -> int:
+def run(
+    module: str,
+    settings: dict[str, Any],
+    folder: pathlib.Path,
+    *,
+    ranks: int,
+    rate: Optional[str],
+    timeout: float,
+    keep_memory: bool = True,
+    own_cores: bool = False,
+) -> int:
     """Runs the module with ``--worker`` on every rank, waits for its end and returns its exit status.
 
     Args:
@@ -95,7 +131,12 @@ def run(module: str, settings: Dict[str, Any], folder: pathlib.Path, *, ranks: i
     # As a file: horovodrun takes options that resemble its own for its own, also behind the command.
     _replace(folder / _SETTINGS, json.dumps(settings, default=str))
     argv = [sys.executable, "-m", module, "--worker", str(folder)]
-    env = {**os.environ, "OMP_NUM_THREADS": str(settings["threads"]), "PYTHONUNBUFFERED": "1", **(_KEPT_MEMORY if keep_memory else {})}
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(settings["threads"]),
+        "PYTHONUNBUFFERED": "1",
+        **(_KEPT_MEMORY if keep_memory else {}),
+    }
     try:
         if rate is None:
             return _run_local(argv, env, ranks, timeout)
@@ -118,7 +159,18 @@ def _run_on_cluster(argv, env, hosts, rate, own_cores, timeout, folder) -> int:
 
     with Cluster(hosts=hosts, rate=rate, own_cores=own_cores) as cluster:
         # The ranks are another process's, so that this one can shape the links meanwhile; the cluster's end ends them in any case.
-        command = [sys.executable, "-m", "bench.cluster", "run", "--name", cluster.name, "--timeout", f"{timeout:g}", "--", *argv]
+        command = [
+            sys.executable,
+            "-m",
+            "bench.cluster",
+            "run",
+            "--name",
+            cluster.name,
+            "--timeout",
+            f"{timeout:g}",
+            "--",
+            *argv,
+        ]
         with subprocess.Popen(command, cwd=results.REPOSITORY, env=env, stdin=subprocess.DEVNULL) as ranks:
             try:
                 while ranks.poll() is None:
@@ -145,7 +197,7 @@ def settings_of(folder: pathlib.Path) -> argparse.Namespace:
     return argparse.Namespace(**json.loads((folder / _SETTINGS).read_text()))
 
 
-def answer(folder: pathlib.Path, payload: Dict[str, Any]) -> None:
+def answer(folder: pathlib.Path, payload: dict[str, Any]) -> None:
     """Rank 0: what ``measured_by_ranks`` returns in the launcher."""
     _replace(folder / _ANSWER, json.dumps(payload))
 

@@ -6,14 +6,14 @@ batches but no parameter: what is sent as whole gradients stays, computing falls
 
 import dataclasses
 import itertools
-from typing import Callable, Dict, Tuple
+from typing import Callable
 
 import torch
 from torch import nn
 
-Batch = Tuple[Tuple[torch.Tensor, ...], torch.Tensor]
+Batch = tuple[tuple[torch.Tensor, ...], torch.Tensor]
 
-WORKLOADS: Dict[str, "Workload"] = {}
+WORKLOADS: dict[str, "Workload"] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +73,13 @@ def _alexnet() -> nn.Module:
     """61.1M parameters, 58.6M of them in three fully connected layers. Single-column variant (Krizhevsky 2014), without dropout."""
     features = []
     channels = 3
-    for width, kernel, stride, padding, pool in ((64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False),
-                                                 (256, 3, 1, 1, False), (256, 3, 1, 1, True)):
+    for width, kernel, stride, padding, pool in (
+        (64, 11, 4, 2, True),
+        (192, 5, 1, 2, True),
+        (384, 3, 1, 1, False),
+        (256, 3, 1, 1, False),
+        (256, 3, 1, 1, True),
+    ):
         features += [nn.Conv2d(channels, width, kernel, stride, padding), nn.ReLU()]
         features += [nn.MaxPool2d(3, 2)] if pool else []
         channels = width
@@ -88,13 +93,20 @@ class _Bottleneck(nn.Module):
     def __init__(self, inputs: int, width: int, stride: int):
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width),
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, 4 * width, 1, bias=False),
+            nn.BatchNorm2d(4 * width),
         )
         self.shortcut = None
         if inputs != 4 * width:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)
+            )
 
     def forward(self, x):
         return torch.relu(self.body(x) + (x if self.shortcut is None else self.shortcut(x)))
@@ -158,7 +170,12 @@ def _clicks(rows: int, scale: float) -> Batch:
 
 
 _add("alexnet", 32, _alexnet, _pictures(63))
-_add("mlp", 16, lambda: _mlp((1024, 2048, 2048, 1000)), lambda rows, scale: ((torch.randn(rows, 1024),), torch.randint(1000, (rows,))))
+_add(
+    "mlp",
+    16,
+    lambda: _mlp((1024, 2048, 2048, 1000)),
+    lambda rows, scale: ((torch.randn(rows, 1024),), torch.randint(1000, (rows,))),
+)
 _add("resnet50", 8, _resnet50, _pictures(32))
 _add("transformer", 64, _Transformer, _sequences)
 _add("dlrm", 128, _Recommender, _clicks, loss=nn.functional.binary_cross_entropy_with_logits)

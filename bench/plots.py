@@ -1,7 +1,9 @@
 """Pictures of results, drawn without a display."""
 
 import pathlib
-from typing import AbstractSet, Any, List, Mapping, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Optional
 
 import matplotlib
 
@@ -9,7 +11,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 # Distinct also in grey; ours stands out, what has no network is pale.
-COLORS = {"none": "#c8ccd0", "horovod": "#8296aa", "horovod-sparse": "#9fb3a4", "ddp": "#5f7186", "ddp-powersgd": "#b9a58c"}
+COLORS = {
+    "none": "#c8ccd0",
+    "horovod": "#8296aa",
+    "horovod-sparse": "#9fb3a4",
+    "ddp": "#5f7186",
+    "ddp-powersgd": "#b9a58c",
+}
 OURS = "#d4581f"
 
 
@@ -28,7 +36,9 @@ def bar_panels(path: pathlib.Path, title: str, panels: Sequence["Panel"], footno
         footnote: small, under the panels.
     """
     longest = max(len(panel.values) for panel in panels)
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.6 * len(panels), 1.5 + 0.5 * longest), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(4.6 * len(panels), 1.5 + 0.5 * longest), squeeze=False, layout="constrained"
+    )
     for axis, panel in zip(axes[0], panels):
         panel.draw(axis, named=axis is axes[0][0])
     return _save(figure, path, title, footnote)
@@ -54,15 +64,21 @@ class Panel:
         notes: system -> text behind the bar, instead of the value.
     """
 
-    def __init__(self, label: str, values: Mapping[str, Optional[float]], *, spread: Mapping[str, Sequence[float]] = {},
-                 notes: Mapping[str, str] = {}):
+    def __init__(
+        self,
+        label: str,
+        values: Mapping[str, Optional[float]],
+        *,
+        spread: Mapping[str, Sequence[float]] = {},
+        notes: Mapping[str, str] = {},
+    ):
         self.label = label
         self.values = dict(values)
         self.spread = dict(spread)
         self.notes = dict(notes)
 
     def draw(self, axis, *, named: bool) -> None:
-        systems: List[str] = list(self.values)
+        systems: list[str] = list(self.values)
         lengths = [self.values[s] or 0.0 for s in systems]
         places = range(len(systems))
         axis.barh(places, lengths, color=[color_of(s) for s in systems], height=0.65)
@@ -86,7 +102,7 @@ class Panel:
             axis.spines[side].set_visible(False)
 
 
-Place = Tuple[Any, Any]  # (y, x)
+Place = tuple[Any, Any]  # (y, x)
 
 
 class HeatMap:
@@ -100,8 +116,15 @@ class HeatMap:
         absent: places for which there cannot be a value, as opposed to those nobody asked for.
     """
 
-    def __init__(self, title: str, *, values: Mapping[Place, float], marks: Mapping[Place, str], framed: AbstractSet[Place],
-                 absent: AbstractSet[Place]):
+    def __init__(
+        self,
+        title: str,
+        *,
+        values: Mapping[Place, float],
+        marks: Mapping[Place, str],
+        framed: AbstractSet[Place],
+        absent: AbstractSet[Place],
+    ):
         self.title = title
         self.values = dict(values)
         self.marks = dict(marks)
@@ -115,12 +138,26 @@ class HeatMap:
             for column, x in enumerate(xs):
                 at = y, x
                 if at in self.absent:
-                    axis.add_patch(plt.Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor="#e4e4e4", edgecolor="none"))
+                    axis.add_patch(
+                        plt.Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor="#e4e4e4", edgecolor="none")
+                    )
                 if at in self.marks:
                     dark = abs(self.values[at]) > 0.6 * reach
-                    axis.text(column, row, self.marks[at], ha="center", va="center", fontsize=7.5, color="white" if dark else "black")
+                    axis.text(
+                        column,
+                        row,
+                        self.marks[at],
+                        ha="center",
+                        va="center",
+                        fontsize=7.5,
+                        color="white" if dark else "black",
+                    )
                 if at in self.framed:
-                    axis.add_patch(plt.Rectangle((column - 0.44, row - 0.44), 0.88, 0.88, fill=False, edgecolor="black", linewidth=1.6))
+                    axis.add_patch(
+                        plt.Rectangle(
+                            (column - 0.44, row - 0.44), 0.88, 0.88, fill=False, edgecolor="black", linewidth=1.6
+                        )
+                    )
         axis.set_title(self.title, fontsize=9)
         axis.set_xticks(range(len(xs)), xs, fontsize=7.5)
         axis.set_yticks(range(len(ys)), ys, fontsize=7.5)
@@ -128,8 +165,17 @@ class HeatMap:
         return image
 
 
-def heat_maps(path: pathlib.Path, title: str, maps: Sequence[Sequence[HeatMap]], *, ys: Sequence[Any], xs: Sequence[Any], label: str,
-              xlabel: str, footnote: str = "") -> pathlib.Path:
+def heat_maps(
+    path: pathlib.Path,
+    title: str,
+    maps: Sequence[Sequence[HeatMap]],
+    *,
+    ys: Sequence[Any],
+    xs: Sequence[Any],
+    label: str,
+    xlabel: str,
+    footnote: str = "",
+) -> pathlib.Path:
     """Maps in rows and columns with the same axes and colours; a ratio of 1 is white.
 
     Args:
@@ -143,7 +189,9 @@ def heat_maps(path: pathlib.Path, title: str, maps: Sequence[Sequence[HeatMap]],
         footnote: small, under the maps.
     """
     size = max(7.5, 1.2 + 2.6 * len(maps[0])), 1.2 + (0.6 + 0.2 * len(ys)) * len(maps)
-    figure, axes = plt.subplots(len(maps), len(maps[0]), figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        len(maps), len(maps[0]), figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
     values = [abs(value) for row in maps for each in row for value in each.values.values()]
     reach = min(max([1.0, *values]), 5.0)  # beyond 32 times the colour says enough
     for row, line in zip(axes, maps):

@@ -11,7 +11,8 @@ import pathlib
 import platform
 import subprocess
 import sys
-from typing import Any, Dict, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Optional
 
 import numpy as np
 
@@ -19,18 +20,23 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "bench" / "results"
 
 
-def environment() -> Dict[str, Any]:
+def environment() -> dict[str, Any]:
     """Commit, versions, processor and command: what one needs to judge or repeat a figure."""
     import horovod
     import torch
 
     import poseidon_hvd
 
-    cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
+    cpu = next(
+        (line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
+        platform.machine(),
+    )
     return {
         "commit": _git("rev-parse", "--short", "HEAD"),
         # Of what decides a figure; others may be at work on tests or documents.
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no", "--", "bench/*.py", "poseidon_hvd", "csrc")),
+        "uncommitted_changes": bool(
+            _git("status", "--porcelain", "--untracked-files=no", "--", "bench/*.py", "poseidon_hvd", "csrc")
+        ),
         "poseidon_hvd": poseidon_hvd.__version__,
         "extension_sha1": hashlib.sha1(pathlib.Path(poseidon_hvd._native._C.__file__).read_bytes()).hexdigest()[:12],
         "horovod": horovod.__version__,
@@ -47,18 +53,26 @@ def command() -> str:
     """The command line of this process, as one types it in the repository's root."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     path = pathlib.Path(sys.argv[0]).resolve()
-    program = ["-m", spec.name] if spec is not None else [str(path.relative_to(REPOSITORY)) if path.is_relative_to(REPOSITORY) else path.name]
+    program = (
+        ["-m", spec.name]
+        if spec is not None
+        else [str(path.relative_to(REPOSITORY)) if path.is_relative_to(REPOSITORY) else path.name]
+    )
     return " ".join(["python", *program, *sys.argv[1:]])
 
 
-def summary(seconds: Sequence[float]) -> Dict[str, float]:
+def summary(seconds: Sequence[float]) -> dict[str, float]:
     """Median, 10th and 90th percentile, and how many."""
     values = np.asarray(seconds, dtype=float)
-    return {"median": float(np.median(values)), "p10": float(np.percentile(values, 10)), "p90": float(np.percentile(values, 90)),
-            "count": int(values.size)}
+    return {
+        "median": float(np.median(values)),
+        "p10": float(np.percentile(values, 10)),
+        "p90": float(np.percentile(values, 90)),
+        "count": int(values.size),
+    }
 
 
-def write(name: str, payload: Dict[str, Any], directory: Optional[pathlib.Path] = None) -> pathlib.Path:
+def write(name: str, payload: dict[str, Any], directory: Optional[pathlib.Path] = None) -> pathlib.Path:
     """Writes ``<name>.json`` with the environment beside the payload and returns its path.
 
     A payload with an ``environment`` of its own, taken in a rank for example, keeps it.
@@ -66,7 +80,9 @@ def write(name: str, payload: Dict[str, Any], directory: Optional[pathlib.Path] 
     directory = directory or RESULTS
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}.json"
-    path.write_text(json.dumps({"environment": payload.get("environment") or environment(), **payload}, indent=2) + "\n")
+    path.write_text(
+        json.dumps({"environment": payload.get("environment") or environment(), **payload}, indent=2) + "\n"
+    )
     return path
 
 

@@ -18,7 +18,7 @@ import os
 import pathlib
 import sys
 import tempfile
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Optional
 
 from bench import cells, launch, regret, results
 from bench.cells import MOST_ROUNDS, SCHEMES, Cell
@@ -34,19 +34,44 @@ _MEASURED = "cells.jsonl"  # a line with the environment, then one for each cell
 def parse_args():
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m bench.selector", description=__doc__, formatter_class=formatter)
-    parser.add_argument("--np", default=",".join(map(str, cells.RANKS)), help="numbers of hosts, one rank each (default: %(default)s)")
-    parser.add_argument("--rates", default=",".join(cells.RATES), help="of the links (default: %(default)s; with --local only unshaped)")
-    parser.add_argument("--layers", default=",".join(f"{m}x{n}" for m, n in cells.LAYERS), help="outputs x inputs (default: %(default)s)")
-    parser.add_argument("--rows", default=",".join(map(str, cells.ROWS)), help="per rank and step (default: %(default)s)")
-    parser.add_argument("--cells", type=int, default=144, help="size of the sample of all combinations (default: %(default)s)")
+    parser.add_argument(
+        "--np", default=",".join(map(str, cells.RANKS)), help="numbers of hosts, one rank each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rates", default=",".join(cells.RATES), help="of the links (default: %(default)s; with --local only unshaped)"
+    )
+    parser.add_argument(
+        "--layers",
+        default=",".join(f"{m}x{n}" for m, n in cells.LAYERS),
+        help="outputs x inputs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rows", default=",".join(map(str, cells.ROWS)), help="per rank and step (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--cells", type=int, default=144, help="size of the sample of all combinations (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: %(default)s)")
     parser.add_argument("--policy", default="time", help="the one that chooses (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="for the timed rounds of a cell, at least one (default: %(default)s)")
-    parser.add_argument("--limit-seconds", type=float, default=20.0, help="leave out cells with more per step (default: %(default)s)")
-    parser.add_argument("--memory-gib", type=float, default=24.0, help="of all ranks; never more than is available (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, help="for the timed rounds of a cell, at least one (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--limit-seconds", type=float, default=20.0, help="leave out cells with more per step (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--memory-gib",
+        type=float,
+        default=24.0,
+        help="of all ranks; never more than is available (default: %(default)s)",
+    )
     parser.add_argument("--list", action="store_true", help="print the cells and the expected duration; run nothing")
-    parser.add_argument("--result", default="selector", help="name of the files (default: %(default)s); empty: write none")
-    parser.add_argument("--timeout", type=float, default=7200.0, help="seconds for each number of hosts (default: %(default)s)")
+    parser.add_argument(
+        "--result", default="selector", help="name of the files (default: %(default)s); empty: write none"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=7200.0, help="seconds for each number of hosts (default: %(default)s)"
+    )
     launch.add_common_options(parser)
     args = parser.parse_args()
     if args.worker is None:
@@ -63,13 +88,15 @@ def parse_args():
 # ---- Launcher
 
 
-def choose(args) -> Tuple[List[Cell], List[Tuple[Cell, str]]]:
+def choose(args) -> tuple[list[Cell], list[tuple[Cell, str]]]:
     """The sample, and what of the grid was left out before it was drawn, with reasons."""
     cores = len(os.sched_getaffinity(0))
     args.memory_gib = min(args.memory_gib, _available_gib())
     possible, left_out = [], []
     for cell in cells.grid(args.layers, args.rows, args.np, args.rates):
-        reason = cells.reason_to_leave_out(cell, limit_seconds=args.limit_seconds, memory_bytes=args.memory_gib * 2**30, cores=cores)
+        reason = cells.reason_to_leave_out(
+            cell, limit_seconds=args.limit_seconds, memory_bytes=args.memory_gib * 2**30, cores=cores
+        )
         if reason is None:
             possible.append(cell)
         else:
@@ -82,12 +109,30 @@ def _available_gib() -> float:
         return next(int(line.split()[1]) / 2**20 for line in lines if line.startswith("MemAvailable:"))
 
 
-def measure_all(args, sample, left_out) -> Dict[str, Any]:
+def measure_all(args, sample, left_out) -> dict[str, Any]:
     """Launches the ranks for each number of hosts, and files what there is after each of them."""
-    keys = ("np", "rates", "layers", "rows", "cells", "seed", "policy", "seconds", "limit_seconds", "memory_gib", "local", "threads")
-    measured: Dict[str, Any] = {
-        "benchmark": "selector", "environment": None, "settings": {key: getattr(args, key) for key in keys}, "failures": {},
-        "left_out": [{**dataclasses.asdict(cell), "reason": reason} for cell, reason in left_out], "asked_for": len(sample), "cells": [],
+    keys = (
+        "np",
+        "rates",
+        "layers",
+        "rows",
+        "cells",
+        "seed",
+        "policy",
+        "seconds",
+        "limit_seconds",
+        "memory_gib",
+        "local",
+        "threads",
+    )
+    measured: dict[str, Any] = {
+        "benchmark": "selector",
+        "environment": None,
+        "settings": {key: getattr(args, key) for key in keys},
+        "failures": {},
+        "left_out": [{**dataclasses.asdict(cell), "reason": reason} for cell, reason in left_out],
+        "asked_for": len(sample),
+        "cells": [],
     }
     for ranks in args.np:
         mine = [dataclasses.asdict(cell) for cell in sample if cell.ranks == ranks]
@@ -115,7 +160,7 @@ def measure_all(args, sample, left_out) -> Dict[str, Any]:
     return measured
 
 
-def _collect(folder: pathlib.Path, measured: Dict[str, Any]) -> None:
+def _collect(folder: pathlib.Path, measured: dict[str, Any]) -> None:
     path = folder / _MEASURED
     lines = path.read_text().splitlines() if path.exists() else []
     if lines:
@@ -123,15 +168,17 @@ def _collect(folder: pathlib.Path, measured: Dict[str, Any]) -> None:
         measured["cells"] += [regret.judge(json.loads(line)) for line in lines[1:]]
 
 
-def file(args, measured) -> List[pathlib.Path]:
+def file(args, measured) -> list[pathlib.Path]:
     """Writes JSON and picture of what has been measured so far; the paths, none where there is nothing to write."""
     if not measured["cells"] or not args.result:
         return []
     measured["summary"] = regret.summary(measured["cells"], args.policy)
     path = results.write(args.result, measured, args.directory)
     environment = measured["environment"]
-    footnote = (f"grey: left out; white: not in the sample.\n{environment['cpu']}, {environment['cores']} cores for all ranks, "
-                f"commit {environment['commit']}" + (", loopback: no claim about bandwidth" if args.local else ""))
+    footnote = (
+        f"grey: left out; white: not in the sample.\n{environment['cpu']}, {environment['cores']} cores for all ranks, "
+        f"commit {environment['commit']}" + (", loopback: no claim about bandwidth" if args.local else "")
+    )
     return [path, regret.draw(measured["cells"], measured["left_out"], args.policy, path.with_suffix(".png"), footnote)]
 
 
@@ -142,8 +189,13 @@ def publish(args, measured) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
     for table in regret.tables(measured["cells"], regret.summary(measured["cells"], args.policy), args.policy):
         console.print(table)
-    reasons = [(Cell(**{f.name: entry[f.name] for f in dataclasses.fields(Cell)}), entry["reason"]) for entry in measured["left_out"]]
-    console.print(f"Measured {len(measured['cells'])} of {measured['asked_for']} cells. {_left_out_text(reasons)}", markup=False)
+    reasons = [
+        (Cell(**{f.name: entry[f.name] for f in dataclasses.fields(Cell)}), entry["reason"])
+        for entry in measured["left_out"]
+    ]
+    console.print(
+        f"Measured {len(measured['cells'])} of {measured['asked_for']} cells. {_left_out_text(reasons)}", markup=False
+    )
     written = file(args, measured)
     if written:
         console.print(f"written: {' and '.join(path.name for path in written)}")
@@ -158,7 +210,10 @@ def print_list(args, sample, left_out) -> None:
     cores = len(os.sched_getaffinity(0))
     for cell in sample:
         print(cell)
-    minutes = {ranks: sum(c.expected_seconds(args.seconds, cores) for c in sample if c.ranks == ranks) / 60 for ranks in args.np}
+    minutes = {
+        ranks: sum(c.expected_seconds(args.seconds, cores) for c in sample if c.ranks == ranks) / 60
+        for ranks in args.np
+    }
     by_ranks = ", ".join(f"{value:.0f} on {ranks}" for ranks, value in minutes.items())
     print(f"{len(sample)} cells, very roughly {sum(minutes.values()):.0f} minutes: {by_ranks} ranks")
     print(_left_out_text(left_out))
@@ -217,7 +272,7 @@ def _append(folder, record) -> None:
         lines.write(json.dumps(record) + "\n")
 
 
-def measure(cell: Cell, args, links: Links) -> Dict[str, Any]:
+def measure(cell: Cell, args, links: Links) -> dict[str, Any]:
     """One cell, on every rank.
 
     Raises:
@@ -231,7 +286,9 @@ def measure(cell: Cell, args, links: Links) -> Dict[str, Any]:
     torch.manual_seed(0)
     layer = torch.nn.Linear(cell.inputs, cell.outputs)
     torch.manual_seed(1 + hvd.rank())
-    x = torch.randn(cell.rows, cell.inputs, requires_grad=True)  # so backward computes an input gradient, as inside of a network
+    x = torch.randn(
+        cell.rows, cell.inputs, requires_grad=True
+    )  # so backward computes an input gradient, as inside of a network
     d = torch.randn(cell.rows, cell.outputs) / cell.rows
 
     def loss_of(forward):
@@ -240,14 +297,18 @@ def measure(cell: Cell, args, links: Links) -> Dict[str, Any]:
 
     # Forced schemes need no network to learn from: their first steps, which are dense, go over fast links.
     links.set(cell.rate if cell.network_seconds("allreduce") < _SHORT_SECONDS else UNSHAPED)
-    forced = [systems.poseidon(systems.share_parameters(layer), scheme, name=scheme, dense="lazy") for scheme in SCHEMES]
+    forced = [
+        systems.poseidon(systems.share_parameters(layer), scheme, name=scheme, dense="lazy") for scheme in SCHEMES
+    ]
     for system in forced:
         systems.warm_up(system, loss_of)
     links.set(cell.rate)
     chooser = systems.poseidon(systems.share_parameters(layer), args.policy, name=POLICY)
     warmup = systems.warm_up(chooser, loss_of)
     built = [*forced, chooser]
-    error = max(hvd.allgather_object(max(systems.gradient_error(s, forced[0].model) for s in built[1:]), name="bench.error"))
+    error = max(
+        hvd.allgather_object(max(systems.gradient_error(s, forced[0].model) for s in built[1:]), name="bench.error")
+    )
     if not error <= TOLERANCE:
         raise SystemExit(f"{cell}: gradients differ by {error:.1e} from that of an allreduce; nothing is timed.")
 
@@ -258,21 +319,31 @@ def measure(cell: Cell, args, links: Links) -> Dict[str, Any]:
     weight = next(tensor for tensor in plan["tensors"] if tensor["name"] == "weight")
     timing = {name: results.summary(seconds) for name, seconds in samples.items()}
     return {
-        **dataclasses.asdict(cell), "seconds": {scheme: timing[scheme]["median"] for scheme in SCHEMES}, "chosen": weight["scheme"],
-        "reason": weight["reason"], "policy_seconds": timing[POLICY]["median"], "timing": timing, "gradient_error": error,
-        "predicted_seconds": {scheme: weight["costs"].get(scheme, {}).get("seconds") for scheme in SCHEMES}, "warmup_steps": warmup,
-        "network": _lines(plan.get("network")), **{key: plan.get(key) for key in PLANNED},
+        **dataclasses.asdict(cell),
+        "seconds": {scheme: timing[scheme]["median"] for scheme in SCHEMES},
+        "chosen": weight["scheme"],
+        "reason": weight["reason"],
+        "policy_seconds": timing[POLICY]["median"],
+        "timing": timing,
+        "gradient_error": error,
+        "predicted_seconds": {scheme: weight["costs"].get(scheme, {}).get("seconds") for scheme in SCHEMES},
+        "warmup_steps": warmup,
+        "network": _lines(plan.get("network")),
+        **{key: plan.get(key) for key in PLANNED},
     }
 
 
-def _lines(network: Optional[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
+def _lines(network: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
     """What the plan knew of the network, without the points that its lines were drawn through."""
     if network is None:
         return None
-    return {key: {k: v for k, v in part.items() if k != "points"} if isinstance(part, dict) else part for key, part in network.items()}
+    return {
+        key: {k: v for k, v in part.items() if k != "points"} if isinstance(part, dict) else part
+        for key, part in network.items()
+    }
 
 
-def timed(built, loss_of, budget: float) -> Dict[str, List[float]]:
+def timed(built, loss_of, budget: float) -> dict[str, list[float]]:
     """Seconds of the slowest rank in each round; as many rounds as fit the budget, by the first of them, but at least one."""
     import numpy as np
 

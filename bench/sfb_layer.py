@@ -56,7 +56,9 @@ def main():
             start = time.perf_counter()
             system.run(loss_of)
             seconds[system.name].append(time.perf_counter() - start)
-    slowest = {name: np.max(hvd.allgather_object(times, name=f"bench.{name}"), axis=0) for name, times in seconds.items()}
+    slowest = {
+        name: np.max(hvd.allgather_object(times, name=f"bench.{name}"), axis=0) for name, times in seconds.items()
+    }
     stages = {s.name: stage_profile(s.optimizer.stats(), before[s.name], args.steps) for s in built if s.name in before}
     if hvd.rank() == 0:
         publish(args, slowest, stages)
@@ -86,16 +88,26 @@ def publish(args, slowest, stages):
     from rich.table import Table
 
     dense = 2 * 4 * (args.features + 1) * args.features * (hvd.size() - 1) / hvd.size()
-    bytes_sent = {name: stages[name]["wire_bytes"] if name in stages else 0.0 if name == "none" else dense for name in NAMES}
+    bytes_sent = {
+        name: stages[name]["wire_bytes"] if name in stages else 0.0 if name == "none" else dense for name in NAMES
+    }
     timing = {name: results.summary(times) for name, times in slowest.items()}
-    table = Table(title=f"Linear {args.features} x {args.features}, {args.rows} rows per rank, {hvd.size()} ranks on loopback")
+    table = Table(
+        title=f"Linear {args.features} x {args.features}, {args.rows} rows per rank, {hvd.size()} ranks on loopback"
+    )
     for column in ("system", "ms per step", "p10", "p90", "of horovod", "MB sent per rank"):
         table.add_column(column, justify="left" if column == "system" else "right")
     for name in NAMES:
         t = timing[name]
         ratios = slowest[name] / slowest["horovod"]  # step by step: neighbours in time
-        table.add_row(name, f"{1e3 * t['median']:.1f}", f"{1e3 * t['p10']:.1f}", f"{1e3 * t['p90']:.1f}", f"{np.median(ratios):.2f}",
-                      f"{bytes_sent[name] / 1e6:.2f}")
+        table.add_row(
+            name,
+            f"{1e3 * t['median']:.1f}",
+            f"{1e3 * t['p10']:.1f}",
+            f"{1e3 * t['p90']:.1f}",
+            f"{np.median(ratios):.2f}",
+            f"{bytes_sent[name] / 1e6:.2f}",
+        )
     profile = Table(title="Stages of an exchange on rank 0, ms per step (stages of a step may overlap with computing)")
     for column in ("system", *STAGES):
         profile.add_column(column, justify="left" if column == "system" else "right")
@@ -105,10 +117,17 @@ def publish(args, slowest, stages):
     console.print(table)
     console.print(profile)
     if args.result:
-        path = results.write(args.result, {
-            "settings": vars(args), "ranks": hvd.size(), "seconds_per_step": timing, "wire_bytes_per_step": bytes_sent,
-            "ratio_to_horovod": {name: float(np.median(slowest[name] / slowest["horovod"])) for name in NAMES}, "stages": stages,
-        })
+        path = results.write(
+            args.result,
+            {
+                "settings": vars(args),
+                "ranks": hvd.size(),
+                "seconds_per_step": timing,
+                "wire_bytes_per_step": bytes_sent,
+                "ratio_to_horovod": {name: float(np.median(slowest[name] / slowest["horovod"])) for name in NAMES},
+                "stages": stages,
+            },
+        )
         console.print(f"written: {path.relative_to(results.RESULTS.parent.parent)}")
 
 

@@ -4,7 +4,8 @@ import faulthandler
 import os
 import pathlib
 import sys
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -19,7 +20,7 @@ CELL = {"justify": "right"}
 # ---- Rank
 
 
-def begin(args) -> Tuple[Any, int, Callable]:
+def begin(args) -> tuple[Any, int, Callable]:
     """Starts Horovod and builds what is trained: the same weights on all ranks, another batch on each.
 
     Args:
@@ -49,7 +50,7 @@ def begin(args) -> Tuple[Any, int, Callable]:
     return model, rows, loss_of
 
 
-def measure(built, model, loss_of: Callable, args, references: Sequence[str]) -> Optional[Dict[str, Any]]:
+def measure(built, model, loss_of: Callable, args, references: Sequence[str]) -> Optional[dict[str, Any]]:
     """Warms up, checks every gradient, then times.
 
     Args:
@@ -75,7 +76,11 @@ def measure(built, model, loss_of: Callable, args, references: Sequence[str]) ->
 
     def after_round(number, samples):
         if hvd.rank() == 0:
-            print(f"round {number}/{args.steps}:", ", ".join(f"{name} {s.seconds[-1]:.3f} s" for name, s in samples.items()), flush=True)
+            print(
+                f"round {number}/{args.steps}:",
+                ", ".join(f"{name} {s.seconds[-1]:.3f} s" for name, s in samples.items()),
+                flush=True,
+            )
 
     def sent():
         counters = None if args.local else read_local()
@@ -89,14 +94,23 @@ def measure(built, model, loss_of: Callable, args, references: Sequence[str]) ->
     found = figures(ranks, references)
     tensors = [p.numel() for p in model.parameters()]
     return {
-        "environment": {**results.environment(), "load_average_before": load}, "ranks": hvd.size(), "parameters": sum(tensors),
-        "tensors": len(tensors), "gradient_error": errors, "warmup_steps": warmup, "idle_cores": sum(idle),
-        "lossy": [system.name for system in built if system.lossy], **found, "predicted": _predicted(built, found["seconds_per_step"]),
-        "plans": {s.name: s.optimizer.scheme_report().splitlines() for s in built if hasattr(s.optimizer, "scheme_report")},
+        "environment": {**results.environment(), "load_average_before": load},
+        "ranks": hvd.size(),
+        "parameters": sum(tensors),
+        "tensors": len(tensors),
+        "gradient_error": errors,
+        "warmup_steps": warmup,
+        "idle_cores": sum(idle),
+        "lossy": [system.name for system in built if system.lossy],
+        **found,
+        "predicted": _predicted(built, found["seconds_per_step"]),
+        "plans": {
+            s.name: s.optimizer.scheme_report().splitlines() for s in built if hasattr(s.optimizer, "scheme_report")
+        },
     }
 
 
-def _check(built, model, loss_of) -> Dict[str, float]:
+def _check(built, model, loss_of) -> dict[str, float]:
     """Each system's gradient error against Horovod's.
 
     Raises:
@@ -109,14 +123,20 @@ def _check(built, model, loss_of) -> Dict[str, float]:
     if expected is None and communicating:
         expected = systems.BUILDERS["horovod"](systems.share_parameters(model))
         expected.run(loss_of)
-    errors = {system.name: systems.gradient_error(system, expected.model) for system in communicating if system is not expected}
+    errors = {
+        system.name: systems.gradient_error(system, expected.model)
+        for system in communicating
+        if system is not expected
+    }
     for system in communicating:
         if not system.lossy and not errors.get(system.name, 0.0) <= TOLERANCE:
-            raise SystemExit(f"{system.name}: gradient differs from Horovod's by {errors[system.name]:.1e}; nothing is timed.")
+            raise SystemExit(
+                f"{system.name}: gradient differs from Horovod's by {errors[system.name]:.1e}; nothing is timed."
+            )
     return errors
 
 
-def figures(ranks, references: Sequence[str]) -> Dict[str, Any]:
+def figures(ranks, references: Sequence[str]) -> dict[str, Any]:
     """From every rank's samples: a step takes as long as its slowest rank, all else is the mean over ranks.
 
     Args:
@@ -133,26 +153,39 @@ def figures(ranks, references: Sequence[str]) -> Dict[str, Any]:
 
     def mean_of_stages(name):
         schemes = ranks[0][name].stages
-        return {scheme: {stage: mean(rank[name].stages[scheme][stage] for rank in ranks) for stage in stages}
-                for scheme, stages in schemes.items()}
+        return {
+            scheme: {stage: mean(rank[name].stages[scheme][stage] for rank in ranks) for stage in stages}
+            for scheme, stages in schemes.items()
+        }
 
     return {
         "seconds_per_step": {name: results.summary(seconds) for name, seconds in slowest.items()},
         "samples": {name: [round(float(second), 6) for second in seconds] for name, seconds in slowest.items()},
-        "seconds_over_ranks": {name: {f"p{p}": float(np.percentile(time, p)) for p in (50, 99)} for name, time in times.items()},
+        "seconds_over_ranks": {
+            name: {f"p{p}": float(np.percentile(time, p)) for p in (50, 99)} for name, time in times.items()
+        },
         # Step by step, so that numerator and denominator are neighbours in time.
-        "speedup": {name: {r: float(np.median(slowest[r] / slowest[name])) for r in references if r in slowest} for name in names},
+        "speedup": {
+            name: {r: float(np.median(slowest[r] / slowest[name])) for r in references if r in slowest}
+            for name in names
+        },
         "wire_bytes_per_step": {name: mean(sent for rank in ranks for sent in rank[name].bytes_sent) for name in names},
         "engine_bytes_per_step": {name: mean(rank[name].engine_bytes for rank in ranks) for name in names},
         "cpu_seconds_per_step": {name: mean(np.mean(rank[name].cpu_seconds) for rank in ranks) for name in names},
-        "phases": {name: {phase: mean(np.median(rank[name].phases[phase]) for rank in ranks) for phase in ranks[0][name].phases}
-                   for name in names},
+        "phases": {
+            name: {
+                phase: mean(np.median(rank[name].phases[phase]) for rank in ranks) for phase in ranks[0][name].phases
+            }
+            for name in names
+        },
         "stages": {name: mean_of_stages(name) for name in names},
-        "dense": {name: {key: mean(rank[name].dense[key] for rank in ranks) for key in ranks[0][name].dense} for name in names},
+        "dense": {
+            name: {key: mean(rank[name].dense[key] for rank in ranks) for key in ranks[0][name].dense} for name in names
+        },
     }
 
 
-def _predicted(built, timing: Mapping[str, Mapping[str, float]]) -> Dict[str, Dict[str, Any]]:
+def _predicted(built, timing: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, Any]]:
     """What the systems' own plans promised, beside what came of it; of those that predict."""
     from bench import systems
 
@@ -162,8 +195,12 @@ def _predicted(built, timing: Mapping[str, Mapping[str, float]]) -> Dict[str, Di
         seconds = plan.get("predicted_step_seconds")
         if seconds is not None:
             found[system.name] = {
-                "step_seconds": seconds, "of_measured": seconds / timing[system.name]["median"],
-                **{key: plan.get(key) for key in ("predicted_dense_step_seconds", "exposed_seconds", "made_at_step", "network")},
+                "step_seconds": seconds,
+                "of_measured": seconds / timing[system.name]["median"],
+                **{
+                    key: plan.get(key)
+                    for key in ("predicted_dense_step_seconds", "exposed_seconds", "made_at_step", "network")
+                },
             }
     return found
 
@@ -171,8 +208,15 @@ def _predicted(built, timing: Mapping[str, Mapping[str, float]]) -> Dict[str, Di
 # ---- Launcher
 
 
-def publish(args, measured: Dict[str, Any], title: str, name: str, *, columns: Mapping[str, Mapping[str, str]] = {},
-            note: str = "") -> None:
+def publish(
+    args,
+    measured: dict[str, Any],
+    title: str,
+    name: str,
+    *,
+    columns: Mapping[str, Mapping[str, str]] = {},
+    note: str = "",
+) -> None:
     """Prints, draws and files what was measured.
 
     Args:
@@ -192,7 +236,9 @@ def publish(args, measured: Dict[str, Any], title: str, name: str, *, columns: M
     console.print(" ".join(filter(None, (_notes(measured), note))), style="dim", markup=False, highlight=False)
     for system, p in measured["predicted"].items():
         share = f"{100 * p['of_measured']:.0f}% of the {measured['seconds_per_step'][system]['median']:.3f} s measured"
-        console.print(f"{system}: its plan predicted {p['step_seconds']:.3f} s per step, {share}", markup=False, highlight=False)
+        console.print(
+            f"{system}: its plan predicted {p['step_seconds']:.3f} s per step, {share}", markup=False, highlight=False
+        )
     if args.timeline:
         console.print(_timeline_table(measured))
     if name:
@@ -202,7 +248,9 @@ def publish(args, measured: Dict[str, Any], title: str, name: str, *, columns: M
 
 def _notes(measured) -> str:
     errors = ", ".join(f"{name} {error:.0e}" for name, error in measured["gradient_error"].items())
-    idle = f"Horovod's threads alone, idle: {measured['idle_cores']:.2f} cores, all ranks together, in all systems' times."
+    idle = (
+        f"Horovod's threads alone, idle: {measured['idle_cores']:.2f} cores, all ranks together, in all systems' times."
+    )
     sent = "MB sent: of one rank, on its interface; engine: payload by the engine's own count."
     return f"{sent} Gradient against Horovod's: {errors}. CPU: of one rank, all threads. {idle}"
 
@@ -212,11 +260,23 @@ def _step_table(measured, title, columns):
     from rich.table import Table
 
     references = list(next(iter(measured["speedup"].values())))
-    predicted = {name: f"{p['step_seconds']:.3f} ({100 * p['of_measured']:.0f}%)" for name, p in measured["predicted"].items()}
+    predicted = {
+        name: f"{p['step_seconds']:.3f} ({100 * p['of_measured']:.0f}%)" for name, p in measured["predicted"].items()
+    }
     table = Table(title=title)
     table.add_column("system", no_wrap=True)
     between = {"predicted": predicted} if predicted else {}
-    for column in ("s per step", "p10", "p90", *between, *(f"x {name}" for name in references), "MB sent", "engine", "CPU s", *columns):
+    for column in (
+        "s per step",
+        "p10",
+        "p90",
+        *between,
+        *(f"x {name}" for name in references),
+        "MB sent",
+        "engine",
+        "CPU s",
+        *columns,
+    ):
         table.add_column(column, **CELL)
     for name, timing in measured["seconds_per_step"].items():
         sent, counted = measured["wire_bytes_per_step"][name], measured["engine_bytes_per_step"][name]
@@ -238,7 +298,9 @@ def _timeline_table(measured):
 
     phases = list(next(iter(measured["phases"].values())))
     stages = next((list(stage) for by_scheme in measured["stages"].values() for stage in by_scheme.values()), [])
-    table = Table(title="Where a step went, ms, mean over ranks: training thread; then stages of all exchanges, which overlap")
+    table = Table(
+        title="Where a step went, ms, mean over ranks: training thread; then stages of all exchanges, which overlap"
+    )
     table.add_column("system")
     for column in (*phases, *stages):
         table.add_column(column, **CELL)
@@ -254,13 +316,25 @@ def _draw(measured, title, path: pathlib.Path) -> pathlib.Path:
 
     timing = measured["seconds_per_step"]
     faster = {name: speedup["horovod"] for name, speedup in measured["speedup"].items() if "horovod" in speedup}
-    panels = [Panel(
-        "seconds per step (median; line: p10 to p90)", {name: t["median"] for name, t in timing.items()},
-        spread={name: (t["p10"], t["p90"]) for name, t in timing.items()},
-        notes={name: f"{timing[name]['median']:.3g} s, {ratio:.2g}x Horovod's speed" for name, ratio in faster.items() if name != "horovod"},
-    )]
+    panels = [
+        Panel(
+            "seconds per step (median; line: p10 to p90)",
+            {name: t["median"] for name, t in timing.items()},
+            spread={name: (t["p10"], t["p90"]) for name, t in timing.items()},
+            notes={
+                name: f"{timing[name]['median']:.3g} s, {ratio:.2g}x Horovod's speed"
+                for name, ratio in faster.items()
+                if name != "horovod"
+            },
+        )
+    ]
     if any(measured["wire_bytes_per_step"].values()):
-        panels.append(Panel("MB sent by a rank per step", {name: sent / 1e6 for name, sent in measured["wire_bytes_per_step"].items()}))
+        panels.append(
+            Panel(
+                "MB sent by a rank per step",
+                {name: sent / 1e6 for name, sent in measured["wire_bytes_per_step"].items()},
+            )
+        )
     environment = measured["environment"]
     footnote = f"{environment['cpu']}, {environment['cores']} cores for all ranks, commit {environment['commit']}"
     return bar_panels(path, title, panels, footnote)

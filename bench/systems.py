@@ -12,15 +12,16 @@ import random
 import tempfile
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional
 
 import horovod.torch as horovod
 import torch
 
 import poseidon_hvd as hvd
 
-BUILDERS: Dict[str, Callable[[torch.nn.Module], "System"]] = {}
+BUILDERS: dict[str, Callable[[torch.nn.Module], "System"]] = {}
 
 PHASES = ("forward", "backward", "synchronize", "update")
 STAGES = ("pack", "queue", "wire", "handoff", "rebuild", "waited")
@@ -51,8 +52,17 @@ class System:
         measures: the system's plan follows from what it measures in its first steps, so ``warm_up`` waits for it.
     """
 
-    def __init__(self, name: str, model: torch.nn.Module, forward: Callable, optimizer, *, lossy: bool = False, warmup_steps: int = 2,
-                 measures: bool = False):
+    def __init__(
+        self,
+        name: str,
+        model: torch.nn.Module,
+        forward: Callable,
+        optimizer,
+        *,
+        lossy: bool = False,
+        warmup_steps: int = 2,
+        measures: bool = False,
+    ):
         self.name = name
         self.model = model
         self.optimizer = optimizer
@@ -61,7 +71,7 @@ class System:
         self.measures = measures
         self._forward = forward
 
-    def run(self, loss_of: Callable[[Callable], torch.Tensor], *, update: bool = False) -> Dict[str, float]:
+    def run(self, loss_of: Callable[[Callable], torch.Tensor], *, update: bool = False) -> dict[str, float]:
         """Forward, backward and whatever makes ``.grad`` the mean over ranks.
 
         Args:
@@ -102,14 +112,17 @@ def gradient_error(system: System, expected: torch.nn.Module) -> float:
     wanted = [_dense(p.grad) for p in expected.parameters()]
     norms = [g.norm().item() for g in wanted]
     least = 1e-4 * max(norms)
-    return max((_dense(p.grad) - g).norm().item() / max(norm, least) for p, g, norm in zip(system.model.parameters(), wanted, norms))
+    return max(
+        (_dense(p.grad) - g).norm().item() / max(norm, least)
+        for p, g, norm in zip(system.model.parameters(), wanted, norms)
+    )
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-def plan_of(system: System) -> Optional[Dict[str, Any]]:
+def plan_of(system: System) -> Optional[dict[str, Any]]:
     """``optimizer.plan()``, the same on every rank; None before the first plan, and where the system makes none."""
     plan = getattr(system.optimizer, "plan", None)
     return None if plan is None else plan()
@@ -126,8 +139,10 @@ def warm_up(system: System, loss_of: Callable[[Callable], torch.Tensor]) -> int:
     Returns:
         How many steps that took, the same on every rank.
     """
-    plans: List[Tuple[Any, Any]] = []
-    while len(plans) < system.warmup_steps or system.measures and len(plans) < _most_steps(system) and not _settled(plans):
+    plans: list[tuple[Any, Any]] = []
+    while (
+        len(plans) < system.warmup_steps or system.measures and len(plans) < _most_steps(system) and not _settled(plans)
+    ):
         system.run(loss_of, update=True)
         plans.append(_plan_and_schemes(system))
     return len(plans)
@@ -139,7 +154,7 @@ def _most_steps(system: System) -> int:
     return MOST_WARMUP_STEPS if predicted is None or predicted >= _SHORT_SECONDS else MOST_SHORT_WARMUP_STEPS
 
 
-def _plan_and_schemes(system: System) -> Tuple[Any, Any]:
+def _plan_and_schemes(system: System) -> tuple[Any, Any]:
     """The step at which the plan was made, and its schemes; None without a plan."""
     plan = plan_of(system)
     if plan is None:
@@ -147,7 +162,7 @@ def _plan_and_schemes(system: System) -> Tuple[Any, Any]:
     return plan["made_at_step"], [tensor["scheme"] for tensor in plan["tensors"]]
 
 
-def _settled(plans: Sequence[Tuple[Any, Any]]) -> bool:
+def _settled(plans: Sequence[tuple[Any, Any]]) -> bool:
     """Whether the last step ran under a plan, at least the third, that chose the same schemes as the one before it."""
     schemes = list(dict(plan for plan in plans if plan[0] is not None).values())  # a step's number is that of one plan
     return len(schemes) > 2 and schemes[-1] == schemes[-2] and plans[-1][0] == plans[-2][0]
@@ -175,18 +190,23 @@ class Samples:
         dense: what its allreduces were, per step (``dense_between``); empty where the system has no ``stats()``.
     """
 
-    seconds: List[float] = dataclasses.field(default_factory=list)
-    cpu_seconds: List[float] = dataclasses.field(default_factory=list)
-    phases: Dict[str, List[float]] = dataclasses.field(default_factory=lambda: {phase: [] for phase in PHASES})
-    bytes_sent: List[Optional[int]] = dataclasses.field(default_factory=list)
-    stages: Dict[str, Dict[str, float]] = dataclasses.field(default_factory=dict)
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    cpu_seconds: list[float] = dataclasses.field(default_factory=list)
+    phases: dict[str, list[float]] = dataclasses.field(default_factory=lambda: {phase: [] for phase in PHASES})
+    bytes_sent: list[Optional[int]] = dataclasses.field(default_factory=list)
+    stages: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     engine_bytes: Optional[float] = None
-    dense: Dict[str, float] = dataclasses.field(default_factory=dict)
+    dense: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-def interleave(built: Sequence[System], loss_of: Callable[[Callable], torch.Tensor], rounds: int, *,
-               bytes_sent: Callable[[], Optional[int]] = lambda: None,
-               after_round: Callable[[int, Dict[str, Samples]], None] = lambda number, samples: None) -> Dict[str, Samples]:
+def interleave(
+    built: Sequence[System],
+    loss_of: Callable[[Callable], torch.Tensor],
+    rounds: int,
+    *,
+    bytes_sent: Callable[[], Optional[int]] = lambda: None,
+    after_round: Callable[[int, dict[str, Samples]], None] = lambda number, samples: None,
+) -> dict[str, Samples]:
     """Times ``rounds`` steps of each system, one step of each in turn, so that the machine's mood hits all alike.
 
     In an order of its own in each round, so that none always follows the same one.
@@ -223,7 +243,10 @@ def interleave(built: Sequence[System], loss_of: Callable[[Callable], torch.Tens
             sample.stages = stages_between(before[system.name], after, rounds)
             sample.dense = dense_between(before[system.name], after, rounds)
             schemes = after["schemes"]
-            sample.engine_bytes = sum(schemes[s]["wire_bytes"] - before[system.name]["schemes"][s]["wire_bytes"] for s in schemes) / rounds
+            sample.engine_bytes = (
+                sum(schemes[s]["wire_bytes"] - before[system.name]["schemes"][s]["wire_bytes"] for s in schemes)
+                / rounds
+            )
     return samples
 
 
@@ -240,18 +263,25 @@ def idle_cpu_share(seconds: float = 1.0) -> float:
     return share
 
 
-def stages_between(before: Dict[str, Any], after: Dict[str, Any], steps: int) -> Dict[str, Dict[str, float]]:
+def stages_between(before: dict[str, Any], after: dict[str, Any], steps: int) -> dict[str, dict[str, float]]:
     """From two ``stats()``: scheme -> stage -> seconds per step, for the schemes that carried something."""
     return {
-        scheme: {stage: (counters[f"{stage}_seconds"] - before["schemes"][scheme][f"{stage}_seconds"]) / steps for stage in STAGES}
-        for scheme, counters in after["schemes"].items() if counters["collectives"] > before["schemes"][scheme]["collectives"]
+        scheme: {
+            stage: (counters[f"{stage}_seconds"] - before["schemes"][scheme][f"{stage}_seconds"]) / steps
+            for stage in STAGES
+        }
+        for scheme, counters in after["schemes"].items()
+        if counters["collectives"] > before["schemes"][scheme]["collectives"]
     }
 
 
-def dense_between(before: Dict[str, Any], after: Dict[str, Any], steps: int) -> Dict[str, float]:
+def dense_between(before: dict[str, Any], after: dict[str, Any], steps: int) -> dict[str, float]:
     """From two ``stats()``, per step: allreduces, those of slices, and gradient bytes that lay in slices already or were copied there."""
     allreduces = after["schemes"]["allreduce"]["collectives"] - before["schemes"]["allreduce"]["collectives"]
-    in_slices = {key: (after["dense"][key] - before["dense"][key]) / steps for key in ("slices", "in_place_bytes", "copied_bytes")}
+    in_slices = {
+        key: (after["dense"][key] - before["dense"][key]) / steps
+        for key in ("slices", "in_place_bytes", "copied_bytes")
+    }
     return {"allreduces": allreduces / steps, **in_slices}
 
 
@@ -291,8 +321,12 @@ def _horovod(model):
 def _data_parallel(model, **options):
     global _process_group_file
     if _process_group_file is None:
-        path = hvd.broadcast_object(f"{tempfile.gettempdir()}/bench-ddp-{uuid.uuid4().hex}", root_rank=0, name="bench.ddp.store")
-        torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=hvd.rank(), world_size=hvd.size())
+        path = hvd.broadcast_object(
+            f"{tempfile.gettempdir()}/bench-ddp-{uuid.uuid4().hex}", root_rank=0, name="bench.ddp.store"
+        )
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{path}", rank=hvd.rank(), world_size=hvd.size()
+        )
         _process_group_file = path
     # Parameters are equal on all ranks by their seed; sending them once more would take long on a slow link.
     return torch.nn.parallel.DistributedDataParallel(model, init_sync=False, **options)
@@ -311,12 +345,21 @@ def _ddp_powersgd(model):
     # differs from rank to rank.
     ddp = _data_parallel(model, bucket_cap_mb=1 << 14)
     exact_steps = 2  # the fewest that the hook allows
-    ddp.register_comm_hook(powersgd.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=exact_steps), powersgd.powerSGD_hook)
+    ddp.register_comm_hook(
+        powersgd.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=exact_steps),
+        powersgd.powerSGD_hook,
+    )
     return System("ddp-powersgd", model, ddp, _sgd(model), lossy=True, warmup_steps=exact_steps + 1)
 
 
-def poseidon(model: torch.nn.Module, policy: str, *, name: Optional[str] = None, schemes: Optional[Mapping[str, str]] = None,
-             dense: Optional[str] = None) -> System:
+def poseidon(
+    model: torch.nn.Module,
+    policy: str,
+    *,
+    name: Optional[str] = None,
+    schemes: Optional[Mapping[str, str]] = None,
+    dense: Optional[str] = None,
+) -> System:
     """Ours.
 
     Args:
@@ -326,7 +369,9 @@ def poseidon(model: torch.nn.Module, policy: str, *, name: Optional[str] = None,
         schemes: of ``DistributedOptimizer``, to force some.
         dense: of ``DistributedOptimizer``, how what is allreduced travels.
     """
-    optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters(), policy=policy, schemes=schemes, dense=dense)
+    optimizer = hvd.DistributedOptimizer(
+        _sgd(model), model.named_parameters(), policy=policy, schemes=schemes, dense=dense
+    )
     by_time = policy == "time" or (dense or ("auto" if policy == "allreduce" else "lazy")) in _MEASURING_METHODS
     measures = by_time and hvd.size() > 1  # one rank makes one plan
     return System(name or f"poseidon-{policy}", model, model, optimizer, measures=measures)

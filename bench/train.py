@@ -9,7 +9,7 @@ its time is that of the slowest rank. Gradients of exact systems are compared to
 
 import argparse
 import pathlib
-from typing import Any, Dict
+from typing import Any
 
 from bench import launch, steps
 
@@ -19,18 +19,28 @@ REFERENCES = ("none", "horovod", "ddp")
 def parse_args():
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m bench.train", description=__doc__, formatter_class=formatter)
-    parser.add_argument("--model", default="mlp", help="alexnet, mlp, resnet50, transformer or dlrm (default: %(default)s)")
-    parser.add_argument("--systems", default="none,horovod,ddp,poseidon-time", help="in the order of each round (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=7, help="timed rounds, one step of each system (default: %(default)s)")
+    parser.add_argument(
+        "--model", default="mlp", help="alexnet, mlp, resnet50, transformer or dlrm (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--systems", default="none,horovod,ddp,poseidon-time", help="in the order of each round (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=7, help="timed rounds, one step of each system (default: %(default)s)"
+    )
     parser.add_argument("--rows", type=int, default=0, help="samples per rank and step (default: the model's own)")
-    parser.add_argument("--scale", type=float, default=1.0, help="shrinks batch, pictures and sequences, no parameters, for smoke runs")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="shrinks batch, pictures and sequences, no parameters, for smoke runs"
+    )
     parser.add_argument("--timeline", action="store_true", help="print where a step's time went")
-    parser.add_argument("--result", help="name of the files in --directory (default: train-MODEL-HOSTSxRATE); empty: write none")
+    parser.add_argument(
+        "--result", help="name of the files in --directory (default: train-MODEL-HOSTSxRATE); empty: write none"
+    )
     launch.add_options(parser)
     return parser.parse_args()
 
 
-def title(measured: Dict[str, Any]) -> str:
+def title(measured: dict[str, Any]) -> str:
     s = measured["settings"]
     network = "loopback, no shaping" if s["local"] else s["rate"]
     return f"{s['model']}, {measured['parameters'] / 1e6:.1f}M parameters, {measured['ranks']} ranks, {s['rows']} rows each, {network}"

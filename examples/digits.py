@@ -57,7 +57,7 @@ def load_data(seed):
 
 def test_accuracy(model, dataset):
     """Share of right answers. Every rank answers for its part of the images."""
-    images, labels = dataset[hvd.rank()::hvd.size()]
+    images, labels = dataset[hvd.rank() :: hvd.size()]
     with torch.no_grad():
         right = (model(images).argmax(1) == labels).sum()
     counts = hvd.allreduce(torch.stack([right, torch.tensor(len(labels))]), op=hvd.Sum, name="test_accuracy")
@@ -88,7 +88,9 @@ def print_communication(optimizer):
     schemes = optimizer.stats()["schemes"].values()
     sent, horovod = (sum(scheme[key] for scheme in schemes) / 1e6 for key in ("wire_bytes", "horovod_wire_bytes"))
     if horovod > 0:
-        print(f"\ngradients sent by each rank: {sent:.2f} MB; plain Horovod: {horovod:.2f} MB, {horovod / sent:.1f} times as much")
+        print(
+            f"\ngradients sent by each rank: {sent:.2f} MB; plain Horovod: {horovod:.2f} MB, {horovod / sent:.1f} times as much"
+        )
 
 
 def main():
@@ -112,8 +114,15 @@ def main():
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
         # On stdout like everything else, so that horovodrun's prefix and the order of lines hold; narrow enough for that prefix.
-        with tqdm(total=len(loader), desc=f"epoch {epoch + 1:2}/{args.epochs}", disable=hvd.rank() != 0, file=sys.stdout,
-                  mininterval=0.5, ascii=".=", bar_format="{desc} [{bar:12}] {n_fmt:>3}/{total_fmt}{postfix}") as bar:
+        with tqdm(
+            total=len(loader),
+            desc=f"epoch {epoch + 1:2}/{args.epochs}",
+            disable=hvd.rank() != 0,
+            file=sys.stdout,
+            mininterval=0.5,
+            ascii=".=",
+            bar_format="{desc} [{bar:12}] {n_fmt:>3}/{total_fmt}{postfix}",
+        ) as bar:
             loss, epoch_seconds = train_epoch(model, loader, optimizer, bar)
             scheduler.step()
             accuracy = test_accuracy(model, test_set)

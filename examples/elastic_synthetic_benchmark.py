@@ -15,20 +15,29 @@ import time
 
 import torch
 import torch.nn.functional as F
-
 from networks import NETWORKS
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--horovod", action="store_true", help="use horovod.torch instead of poseidon_hvd")
 parser.add_argument("--model", choices=NETWORKS, default="resnet50", help="what to train (default: %(default)s)")
-parser.add_argument("--width", type=int, default=64, help="channels of its first layer; 64 is the published size (default: %(default)s)")
+parser.add_argument(
+    "--width", type=int, default=64, help="channels of its first layer; 64 is the published size (default: %(default)s)"
+)
 parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step (default: %(default)s)")
 parser.add_argument("--image-size", type=int, default=224, help="side in pixels, at least 32 (default: %(default)s)")
 parser.add_argument("--num-batches-per-iter", type=int, default=10, help="timed together (default: %(default)s)")
 parser.add_argument("--num-iters", type=int, default=10, help="timings (default: %(default)s)")
-parser.add_argument("--iters-per-commit", type=int, default=1, help="a commit copies model and optimizer (default: %(default)s)")
+parser.add_argument(
+    "--iters-per-commit", type=int, default=1, help="a commit copies model and optimizer (default: %(default)s)"
+)
 parser.add_argument("--lr", type=float, default=0.01, help="learning rate per rank (default: %(default)s)")
-parser.add_argument("--lose-rank-at", type=int, metavar="N", default=0, help="the last rank dies in iteration N; with fixed ranks it only looks so")
+parser.add_argument(
+    "--lose-rank-at",
+    type=int,
+    metavar="N",
+    default=0,
+    help="the last rank dies in iteration N; with fixed ranks it only looks so",
+)
 parser.add_argument("--seed", type=int, default=42, help="of pictures and weights (default: %(default)s)")
 args = parser.parse_args()
 
@@ -77,8 +86,10 @@ def benchmark(state):
         rate = args.batch_size * args.num_batches_per_iter / (time.perf_counter() - begin)
         state.iteration += 1
         state.rates = [*state.rates, rate]  # a new list: the committed one must not change
-        say(f"iteration {state.iteration}: loss {hvd.allreduce(loss.detach(), name='loss').item():.6f}, "
-            f"{rate:.1f} images/s per rank on {hvd.size()} ranks")
+        say(
+            f"iteration {state.iteration}: loss {hvd.allreduce(loss.detach(), name='loss').item():.6f}, "
+            f"{rate:.1f} images/s per rank on {hvd.size()} ranks"
+        )
         if state.iteration % args.iters_per_commit == 0:
             state.commit()
 

@@ -14,30 +14,54 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from networks import resnet50
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
-
-from networks import resnet50
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--horovod", action="store_true", help="use horovod.torch instead of poseidon_hvd")
 parser.add_argument("--train-dir", type=Path, help="folder of training pictures (default: random ones)")
 parser.add_argument("--val-dir", type=Path, help="folder of validation pictures (default: random ones)")
-parser.add_argument("--images", type=int, default=1280, help="random training pictures; a quarter as many for validation (default: %(default)s)")
+parser.add_argument(
+    "--images",
+    type=int,
+    default=1280,
+    help="random training pictures; a quarter as many for validation (default: %(default)s)",
+)
 parser.add_argument("--image-size", type=int, default=224, help="side in pixels, at least 32 (default: %(default)s)")
-parser.add_argument("--classes", type=int, default=1000, help="of the network and of random pictures (default: %(default)s)")
-parser.add_argument("--width", type=int, default=64, help="channels of the first layer; 64 is ResNet-50 (default: %(default)s)")
-parser.add_argument("--batch-size", type=int, default=32, help="images per rank and backward pass (default: %(default)s)")
-parser.add_argument("--batches-per-allreduce", type=int, default=1, help="backward passes per step (default: %(default)s)")
-parser.add_argument("--epochs", type=int, default=90, help="to train in all, those before a checkpoint included (default: %(default)s)")
-parser.add_argument("--base-lr", type=float, default=0.0125, help="learning rate for one batch of one rank (default: %(default)s)")
-parser.add_argument("--warmup-epochs", type=float, default=5, help="until the rate has risen to its peak (default: %(default)s)")
-parser.add_argument("--milestones", type=float, nargs="*", default=[30, 60, 80], help="epochs after which the rate falls to a tenth")
+parser.add_argument(
+    "--classes", type=int, default=1000, help="of the network and of random pictures (default: %(default)s)"
+)
+parser.add_argument(
+    "--width", type=int, default=64, help="channels of the first layer; 64 is ResNet-50 (default: %(default)s)"
+)
+parser.add_argument(
+    "--batch-size", type=int, default=32, help="images per rank and backward pass (default: %(default)s)"
+)
+parser.add_argument(
+    "--batches-per-allreduce", type=int, default=1, help="backward passes per step (default: %(default)s)"
+)
+parser.add_argument(
+    "--epochs", type=int, default=90, help="to train in all, those before a checkpoint included (default: %(default)s)"
+)
+parser.add_argument(
+    "--base-lr", type=float, default=0.0125, help="learning rate for one batch of one rank (default: %(default)s)"
+)
+parser.add_argument(
+    "--warmup-epochs", type=float, default=5, help="until the rate has risen to its peak (default: %(default)s)"
+)
+parser.add_argument(
+    "--milestones", type=float, nargs="*", default=[30, 60, 80], help="epochs after which the rate falls to a tenth"
+)
 parser.add_argument("--momentum", type=float, default=0.9, help="of SGD (default: %(default)s)")
 parser.add_argument("--wd", type=float, default=5e-5, help="weight decay (default: %(default)s)")
 parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients and factors in half precision")
-parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="where to write, and look for, epoch-N.pt (default: nowhere)")
-parser.add_argument("--workers", type=int, default=0, help="processes that read pictures, per rank (default: %(default)s)")
+parser.add_argument(
+    "--checkpoints", type=Path, metavar="FOLDER", help="where to write, and look for, epoch-N.pt (default: nowhere)"
+)
+parser.add_argument(
+    "--workers", type=int, default=0, help="processes that read pictures, per rank (default: %(default)s)"
+)
 parser.add_argument("--seed", type=int, default=42, help="of pictures, weights and their order (default: %(default)s)")
 args = parser.parse_args()
 
@@ -59,7 +83,9 @@ class RandomPictures(Dataset):
 
     def __getitem__(self, index):
         label = index % args.classes
-        noise = torch.randn(3, args.image_size, args.image_size, generator=torch.Generator().manual_seed(self.first + index))
+        noise = torch.randn(
+            3, args.image_size, args.image_size, generator=torch.Generator().manual_seed(self.first + index)
+        )
         return self.colors[label] + noise, label
 
 
@@ -69,7 +95,9 @@ class Folder(Dataset):
     def __init__(self, root, training):
         self.training = training
         classes = sorted(folder for folder in root.iterdir() if folder.is_dir())
-        self.pictures = [(picture, label) for label, folder in enumerate(classes) for picture in sorted(folder.iterdir())]
+        self.pictures = [
+            (picture, label) for label, folder in enumerate(classes) for picture in sorted(folder.iterdir())
+        ]
 
     def __len__(self):
         return len(self.pictures)
@@ -81,7 +109,7 @@ class Folder(Dataset):
         with Image.open(path) as image:
             image = image.convert("RGB")
             share = 0.08 + 0.92 * torch.rand(()).item() if self.training else 0.77  # of the area of the largest square
-            side = min(image.size) * share ** 0.5
+            side = min(image.size) * share**0.5
             left, top = ((length - side) * (torch.rand(()).item() if self.training else 0.5) for length in image.size)
             image = image.resize((args.image_size, args.image_size), box=(left, top, left + side, top + side))
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 128 - 1
@@ -173,7 +201,9 @@ def save(epochs, model, optimizer):
 def main():
     hvd.init()
     torch.set_num_threads(max(1, torch.get_num_threads() // hvd.local_size()))  # the ranks of a host share its cores
-    torch.manual_seed(args.seed + hvd.rank())  # what pictures are cropped to differs between ranks; the weights are rank 0's
+    torch.manual_seed(
+        args.seed + hvd.rank()
+    )  # what pictures are cropped to differs between ranks; the weights are rank 0's
 
     train_set = Folder(args.train_dir, training=True) if args.train_dir else RandomPictures(args.images, 0)
     val_set = Folder(args.val_dir, training=False) if args.val_dir else RandomPictures(args.images // 4, args.images)
@@ -195,8 +225,11 @@ def main():
         loss = train(epoch, model, train_loader, optimizer)
         val_loss, accuracy = validate(model, val_loader)
         if hvd.rank() == 0:
-            print(f"epoch {epoch + 1}: loss {loss:.6f}, validation loss {val_loss:.6f}, accuracy {accuracy:.2%}, "
-                  f"learning rate {optimizer.param_groups[0]['lr']:.5f}", flush=True)
+            print(
+                f"epoch {epoch + 1}: loss {loss:.6f}, validation loss {val_loss:.6f}, accuracy {accuracy:.2%}, "
+                f"learning rate {optimizer.param_groups[0]['lr']:.5f}",
+                flush=True,
+            )
             if args.checkpoints:
                 save(epoch + 1, model, optimizer)
 

@@ -23,10 +23,16 @@ parser.add_argument("--batch-size", type=int, default=32, help="images per rank 
 parser.add_argument("--lr", type=float, default=0.03, help="learning rate per rank (default: %(default)s)")
 parser.add_argument("--momentum", type=float, default=0.5, help="of SGD (default: %(default)s)")
 parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients and factors in half precision")
-parser.add_argument("--gradient-predivide-factor", type=float, default=1.0,
-                    help="part of the division by the number of ranks that comes before their sum (default: %(default)s)")
+parser.add_argument(
+    "--gradient-predivide-factor",
+    type=float,
+    default=1.0,
+    help="part of the division by the number of ranks that comes before their sum (default: %(default)s)",
+)
 parser.add_argument("--save", metavar="FILE", help="where rank 0 writes the trained parameters")
-parser.add_argument("--seed", type=int, default=42, help="of split, weights, dropout and order of images (default: %(default)s)")
+parser.add_argument(
+    "--seed", type=int, default=42, help="of split, weights, dropout and order of images (default: %(default)s)"
+)
 args = parser.parse_args()
 
 if args.horovod:
@@ -99,7 +105,9 @@ def test(model, loader):
 
 def main():
     hvd.init()
-    torch.manual_seed(args.seed + hvd.rank())  # dropout differs between ranks; so do weights, until rank 0's are broadcast
+    torch.manual_seed(
+        args.seed + hvd.rank()
+    )  # dropout differs between ranks; so do weights, until rank 0's are broadcast
     torch.set_num_threads(1)  # the ranks of a host share its cores, and layers of this size gain nothing from more
 
     train_set, test_set = load_data()
@@ -107,7 +115,9 @@ def main():
     test_loader, _ = loader_of(test_set, shuffle=False)
 
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * hvd.size(), momentum=args.momentum)  # as many times the batch
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=args.lr * hvd.size(), momentum=args.momentum
+    )  # as many times the batch
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     optimizer = hvd.DistributedOptimizer(
@@ -122,7 +132,9 @@ def main():
         loss = train(model, train_loader, optimizer)
         test_loss, accuracy = test(model, test_loader)
         if hvd.rank() == 0:
-            print(f"epoch {epoch}: loss {loss:.6f}, test loss {test_loss:.6f}, test accuracy {accuracy:.2%}", flush=True)
+            print(
+                f"epoch {epoch}: loss {loss:.6f}, test loss {test_loss:.6f}, test accuracy {accuracy:.2%}", flush=True
+            )
 
     if hvd.rank() == 0:
         if args.save:

@@ -10,11 +10,13 @@ class Bottleneck(nn.Module):
     def __init__(self, inputs, width, stride):
         super().__init__()
         outputs = 4 * width
-        self.convs = nn.ModuleList([
-            nn.Conv2d(inputs, width, 1, bias=False),
-            nn.Conv2d(width, width, 3, stride, 1, bias=False),
-            nn.Conv2d(width, outputs, 1, bias=False),
-        ])
+        self.convs = nn.ModuleList(
+            [
+                nn.Conv2d(inputs, width, 1, bias=False),
+                nn.Conv2d(width, width, 3, stride, 1, bias=False),
+                nn.Conv2d(width, outputs, 1, bias=False),
+            ]
+        )
         self.norms = nn.ModuleList(nn.BatchNorm2d(conv.out_channels) for conv in self.convs)
         nn.init.zeros_(self.norms[2].weight)  # a block starts as its shortcut (Goyal et al. 2017)
         self.shortcut = nn.Identity()
@@ -30,7 +32,12 @@ class Bottleneck(nn.Module):
 
 def resnet50(classes=1000, width=64):
     """25.6 million parameters at full width, nearly all in convolutions: little for sufficient factors to do."""
-    layers = [nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    layers = [
+        nn.Conv2d(3, width, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+    ]
     channels = width
     for stage, blocks in enumerate((3, 4, 6, 3)):
         for block in range(blocks):

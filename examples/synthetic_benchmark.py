@@ -14,13 +14,14 @@ import time
 
 import torch
 import torch.nn.functional as F
-
 from networks import NETWORKS
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--horovod", action="store_true", help="use horovod.torch instead of poseidon_hvd")
 parser.add_argument("--model", choices=NETWORKS, default="resnet50", help="what to train (default: %(default)s)")
-parser.add_argument("--width", type=int, default=64, help="channels of its first layer; 64 is the published size (default: %(default)s)")
+parser.add_argument(
+    "--width", type=int, default=64, help="channels of its first layer; 64 is the published size (default: %(default)s)"
+)
 parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step (default: %(default)s)")
 parser.add_argument("--image-size", type=int, default=224, help="side in pixels, at least 32 (default: %(default)s)")
 parser.add_argument("--num-warmup-batches", type=int, default=10, help="that are not timed (default: %(default)s)")
@@ -70,14 +71,18 @@ def main():
             optimizer.step()
         return loss.detach()
 
-    say(f"{args.model} of width {args.width}, {args.batch_size} images of {args.image_size} x {args.image_size} per rank and step")
+    say(
+        f"{args.model} of width {args.width}, {args.batch_size} images of {args.image_size} x {args.image_size} per rank and step"
+    )
     train(args.num_warmup_batches)
     rates = []
     for iteration in range(1, args.num_iters + 1):
         begin = time.perf_counter()
         loss = train(args.num_batches_per_iter)
         rates.append(args.batch_size * args.num_batches_per_iter / (time.perf_counter() - begin))
-        say(f"iteration {iteration}: loss {hvd.allreduce(loss, name='loss').item():.6f}, {rates[-1]:.1f} images/s per rank")
+        say(
+            f"iteration {iteration}: loss {hvd.allreduce(loss, name='loss').item():.6f}, {rates[-1]:.1f} images/s per rank"
+        )
 
     mean, spread = statistics.mean(rates), 1.96 * statistics.pstdev(rates)
     say(f"images/s per rank: {mean:.1f} +- {spread:.1f}")

@@ -20,13 +20,20 @@ from torch import nn
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--horovod", action="store_true", help="use horovod.torch instead of poseidon_hvd")
 parser.add_argument("--words", type=int, default=0, help="of the text to use; 0: all (default: %(default)s)")
-parser.add_argument("--vocabulary", type=int, default=4000, help="most frequent words, others count as one (default: %(default)s)")
+parser.add_argument(
+    "--vocabulary", type=int, default=4000, help="most frequent words, others count as one (default: %(default)s)"
+)
 parser.add_argument("--width", type=int, default=128, help="of embedding and LSTM (default: %(default)s)")
 parser.add_argument("--layers", type=int, default=2, help="of the LSTM (default: %(default)s)")
 parser.add_argument("--dropout", type=float, default=0.2, help="before and behind every layer (default: %(default)s)")
 parser.add_argument("--tied", action="store_true", help="the output layer's weight is the embedding")
 parser.add_argument("--epochs", type=int, default=10, help="passes over the text (default: %(default)s)")
-parser.add_argument("--batch-size", type=int, default=10, help="pieces of text per rank that are read side by side (default: %(default)s)")
+parser.add_argument(
+    "--batch-size",
+    type=int,
+    default=10,
+    help="pieces of text per rank that are read side by side (default: %(default)s)",
+)
 parser.add_argument("--bptt", type=int, default=35, help="words per step and piece (default: %(default)s)")
 parser.add_argument("--lr", type=float, default=10.0, help="initial learning rate (default: %(default)s)")
 parser.add_argument("--clip", type=float, default=0.25, help="largest norm of the gradient (default: %(default)s)")
@@ -69,14 +76,14 @@ def pieces(words):
     """Cuts a text into equal pieces, one a column, and returns this rank's."""
     count = args.batch_size * hvd.size()
     columns = words[: len(words) // count * count].view(count, -1).t()
-    return columns[:, hvd.rank()::hvd.size()].contiguous()
+    return columns[:, hvd.rank() :: hvd.size()].contiguous()
 
 
 def steps(text):
     """(words, the words that follow them), both (time, piece)."""
     for begin in range(0, len(text) - 1, args.bptt):
         end = min(begin + args.bptt, len(text) - 1)
-        yield text[begin:end], text[begin + 1:end + 1]
+        yield text[begin:end], text[begin + 1 : end + 1]
 
 
 def run(model, text, optimizer=None):
@@ -101,7 +108,9 @@ def run(model, text, optimizer=None):
 
 def main():
     hvd.init()
-    torch.manual_seed(args.seed + hvd.rank())  # dropout differs between ranks; so do weights, until rank 0's are broadcast
+    torch.manual_seed(
+        args.seed + hvd.rank()
+    )  # dropout differs between ranks; so do weights, until rank 0's are broadcast
     torch.set_num_threads(max(1, torch.get_num_threads() // hvd.local_size()))  # the ranks of a host share its cores
 
     words = load_words()
@@ -121,7 +130,10 @@ def main():
             test_loss = run(model, test_text)
         scheduler.step(test_loss)  # the same number, so the same rate, on all ranks
         if hvd.rank() == 0:
-            print(f"epoch {epoch}: loss {loss:.6f}, test loss {test_loss:.6f}, perplexity {math.exp(test_loss):.1f}", flush=True)
+            print(
+                f"epoch {epoch}: loss {loss:.6f}, test loss {test_loss:.6f}, perplexity {math.exp(test_loss):.1f}",
+                flush=True,
+            )
 
     if hvd.rank() == 0 and not args.horovod:
         print(optimizer.scheme_report())

@@ -4,9 +4,10 @@
 ``DistributedOptimizer`` is ours. So is ``run``, the one function of the package ``horovod`` itself.
 """
 
+from horovod import run  # not in __all__: from horovod.torch import * does not give it
+
 from . import _native  # first: loads torch, Horovod and the extension in the right order
 from ._exports import reexport
-from horovod import run  # not in __all__: from horovod.torch import * does not give it
 
 __version__ = "0.1.0"
 __all__ = reexport(globals())

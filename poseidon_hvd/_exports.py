@@ -1,17 +1,17 @@
 """Everything public of ``horovod.torch`` under our name, so that replacing the module's name in a script is enough."""
 
 import sys
-from typing import Any, Dict, List
+from typing import Any
 
-from ._native import horovod_torch
 from . import optimizer as _optimizer
+from ._native import horovod_torch
 
 _SUBMODULES = ("compression", "elastic", "functions", "mpi_ops", "sync_batch_norm", "mpi_lib_v2")
 # horovod.torch has these without an underscore-free name, and scripts use them.
 _PRIVATE = ("_MPI_LIB_AVAILABLE", "_check_has_gpu", "check_extension")
 
 
-def reexport(namespace: Dict[str, Any]) -> List[str]:
+def reexport(namespace: dict[str, Any]) -> list[str]:
     """Fills a package's namespace and registers Horovod's submodules below its name. Returns ``__all__``."""
     package = namespace["__name__"]
     public = [name for name in dir(horovod_torch) if not name.startswith("_")]
@@ -22,7 +22,7 @@ def reexport(namespace: Dict[str, Any]) -> List[str]:
         namespace[name] = module
         sys.modules[f"{package}.{name}"] = module
         for full in [full for full in sys.modules if full.startswith(f"horovod.torch.{name}.")]:
-            sys.modules[package + full[len("horovod.torch"):]] = sys.modules[full]
+            sys.modules[package + full[len("horovod.torch") :]] = sys.modules[full]
     namespace["optimizer"] = _optimizer
     sys.modules[f"{package}.optimizer"] = _optimizer
     namespace["DistributedOptimizer"] = _optimizer.DistributedOptimizer

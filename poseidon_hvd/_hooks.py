@@ -3,7 +3,9 @@
 import dataclasses
 import fnmatch
 import weakref
-from typing import AbstractSet, Callable, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import Callable, Optional
 
 import torch
 
@@ -16,7 +18,7 @@ Function = Callable[[str, torch.Tensor], None]
 class Hook:
     before: Optional[Function]
     after: Optional[Function]
-    patterns: Tuple[str, ...]
+    patterns: tuple[str, ...]
 
     def matches(self, name: str) -> bool:
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.patterns)
@@ -44,14 +46,14 @@ class Hooks:
     """Those of one optimizer, and the parameters that they match."""
 
     def __init__(self) -> None:
-        self._registered: List[Hook] = []
+        self._registered: list[Hook] = []
         self.resolve([])
 
     def resolve(self, names: Sequence[str]) -> None:
         """``names`` of the parameters, in the order in which they are called."""
         self._names = list(names)
-        self._before: Dict[int, List[Function]] = {}
-        self._after: Dict[int, List[Function]] = {}
+        self._before: dict[int, list[Function]] = {}
+        self._after: dict[int, list[Function]] = {}
         for index, name in enumerate(self._names):
             matching = [hook for hook in self._registered if hook.matches(name)]
             before = [hook.before for hook in matching if hook.before is not None]
@@ -73,11 +75,11 @@ class Hooks:
         return hook in self._registered
 
     @property
-    def names_before(self) -> List[str]:
+    def names_before(self) -> list[str]:
         return [self._names[index] for index in self._before]
 
     @property
-    def hooked(self) -> List[bool]:
+    def hooked(self) -> list[bool]:
         """By parameter; empty where no hook looks before reduction."""
         return [index in self._before for index in range(len(self._names))] if self._before else []
 
@@ -123,6 +125,10 @@ def _call(function: Function, when: str, name: str, grad: torch.Tensor) -> None:
         with torch.no_grad():
             result = function(name, grad)
     except Exception as error:
-        raise RuntimeError(f"the hook {when} reduction failed on the gradient of {name}: {type(error).__name__}: {error}") from error
+        raise RuntimeError(
+            f"the hook {when} reduction failed on the gradient of {name}: {type(error).__name__}: {error}"
+        ) from error
     if result is not None:
-        raise TypeError(f"the hook {when} reduction returned a {type(result).__name__} for {name}. Change gradients in place, return None.")
+        raise TypeError(
+            f"the hook {when} reduction returned a {type(result).__name__} for {name}. Change gradients in place, return None."
+        )

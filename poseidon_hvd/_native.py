@@ -39,7 +39,9 @@ def _check() -> None:
             f"poseidon_hvd was built for Horovod {_C.horovod_version}, but Horovod {horovod.__version__} is installed. {_REBUILD}"
         )
     if _C.torch_version != torch.__version__:
-        raise ImportError(f"poseidon_hvd was built for torch {_C.torch_version}, but torch {torch.__version__} is installed. {_REBUILD}")
+        raise ImportError(
+            f"poseidon_hvd was built for torch {_C.torch_version}, but torch {torch.__version__} is installed. {_REBUILD}"
+        )
     try:
         _C.check_horovod_layout()
     except RuntimeError as error:

@@ -1,25 +1,25 @@
 """Which parameters an optimizer has and what they are called: Horovod's rules, in its words where scripts match on them."""
 
-from typing import Dict, List
-
 import torch
 
 __all__ = ["all_parameters", "check_groups", "name_parameters"]
 
 
-def all_parameters(optimizer) -> List[torch.Tensor]:
+def all_parameters(optimizer) -> list[torch.Tensor]:
     """In the order of the groups."""
     _check_initialized(optimizer.param_groups, optimizer._parameter_names)
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def name_parameters(param_groups, named_parameters) -> Dict[torch.Tensor, str]:
+def name_parameters(param_groups, named_parameters) -> dict[torch.Tensor, str]:
     """Parameter -> name, under Horovod's rules."""
     if named_parameters is not None:
         named_parameters = list(named_parameters)
     else:
         named_parameters = [
-            (f"allreduce.noname.{i}.{j}", v) for i, group in enumerate(param_groups) for j, v in enumerate(group["params"])
+            (f"allreduce.noname.{i}.{j}", v)
+            for i, group in enumerate(param_groups)
+            for j, v in enumerate(group["params"])
         ]
     if any(not isinstance(entry, tuple) for entry in named_parameters):
         raise ValueError(
@@ -28,10 +28,14 @@ def name_parameters(param_groups, named_parameters) -> Dict[torch.Tensor, str]:
     names = [name for name, _ in named_parameters]
     duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) != len(names) else []
     if duplicates:
-        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}")
+        raise ValueError(
+            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}"
+        )
     _check_initialized(param_groups, {p: name for name, p in named_parameters})
     named = {id(p) for _, p in named_parameters}
-    unnamed = [(i, j, p) for i, group in enumerate(param_groups) for j, p in enumerate(group["params"]) if id(p) not in named]
+    unnamed = [
+        (i, j, p) for i, group in enumerate(param_groups) for j, p in enumerate(group["params"]) if id(p) not in named
+    ]
     if unnamed:
         where = ", ".join(f"param_groups[{i}]['params'][{j}] of shape {tuple(p.shape)}" for i, j, p in unnamed)
         raise ValueError(
@@ -41,7 +45,7 @@ def name_parameters(param_groups, named_parameters) -> Dict[torch.Tensor, str]:
     return {p: name for name, p in sorted(named_parameters, key=lambda entry: entry[0])}
 
 
-def _check_initialized(param_groups, names: Dict[torch.Tensor, str]) -> None:
+def _check_initialized(param_groups, names: dict[torch.Tensor, str]) -> None:
     """Of a layer such as ``torch.nn.LazyLinear`` neither shape nor identity is known before its first forward."""
     for i, group in enumerate(param_groups):
         for j, p in enumerate(group["params"]):

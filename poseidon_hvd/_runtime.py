@@ -6,8 +6,9 @@ import contextvars
 import gc
 import itertools
 import weakref
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Callable, DefaultDict, Iterator, Optional
+from typing import Callable, Optional
 
 from ._native import _C, horovod_torch
 from .config import stall_warning_seconds
@@ -15,7 +16,7 @@ from .config import stall_warning_seconds
 _engine: Optional["_C.Engine"] = None
 _optimizers: "weakref.WeakSet" = weakref.WeakSet()
 _created: Iterator[int] = itertools.count()
-_sessions: DefaultDict[int, Iterator[int]] = collections.defaultdict(itertools.count)
+_sessions: collections.defaultdict[int, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 class World:

@@ -21,7 +21,7 @@ def shown(value: Any) -> str:
         text = repr(value)
     except Exception:  # an int of thousands of digits has none
         text = f"a value of type {type(value).__name__}"
-    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN - 3] + "..."
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
 
 
 def from_environment(variable: str) -> Optional[str]:

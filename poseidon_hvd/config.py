@@ -5,7 +5,8 @@ import fnmatch
 import math
 import os
 import re
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional, Union
 
 from ._native import _C
 from ._values import from_environment, number, one_of, read_json, shown
@@ -35,7 +36,7 @@ class Config:
 
     policy: str = "time"
     schemes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    network: Optional[Tuple[float, float, float, float]] = None
+    network: Optional[tuple[float, float, float, float]] = None
     memory_limit: float = 2e9
     log_plans: bool = False
     uneven_steps: bool = False
@@ -79,13 +80,13 @@ class Config:
             schemes_source=source,
         )
 
-    def overrides(self, names: Sequence[str]) -> List[str]:
+    def overrides(self, names: Sequence[str]) -> list[str]:
         """The scheme asked for each parameter.
 
         Raises:
             ValueError: a pattern matches no parameter, most likely a misspelt name.
         """
-        wanted: Dict[str, str] = {name: "auto" for name in names}
+        wanted: dict[str, str] = dict.fromkeys(names, "auto")
         for pattern, scheme in self.schemes.items():
             try:
                 matched = fnmatch.filter(names, pattern)
@@ -100,7 +101,7 @@ class Config:
         return [wanted[name] for name in names]
 
 
-def _parse_schemes(text: str) -> Dict[str, str]:
+def _parse_schemes(text: str) -> dict[str, str]:
     """``"fc*.weight=sfb,head.weight=allreduce"``."""
     schemes = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -111,7 +112,7 @@ def _parse_schemes(text: str) -> Dict[str, str]:
     return schemes
 
 
-def _checked_schemes(schemes: Mapping[str, str], source: str) -> Dict[str, str]:
+def _checked_schemes(schemes: Mapping[str, str], source: str) -> dict[str, str]:
     if not isinstance(schemes, Mapping):
         raise ValueError(f"{source}: {shown(schemes)} is not a mapping of patterns to schemes.")
     for pattern, scheme in schemes.items():
@@ -127,11 +128,14 @@ _KEYS = (
     ("beta_seconds_per_byte", "a number of seconds per byte", _C.most_beta),
 )
 _NETWORK_VARIABLES = (
-    "POSEIDON_ALPHA_ALLREDUCE", "POSEIDON_BETA_ALLREDUCE", "POSEIDON_ALPHA_ALLGATHER", "POSEIDON_BETA_ALLGATHER"
+    "POSEIDON_ALPHA_ALLREDUCE",
+    "POSEIDON_BETA_ALLREDUCE",
+    "POSEIDON_ALPHA_ALLGATHER",
+    "POSEIDON_BETA_ALLGATHER",
 )
 
 
-def _network(network: Union[None, str, Mapping[str, Any]]) -> Optional[Tuple[float, float, float, float]]:
+def _network(network: Union[None, str, Mapping[str, Any]]) -> Optional[tuple[float, float, float, float]]:
     """From the argument, else from the four variables, else from the file that POSEIDON_PROFILE names."""
     source = "network"
     if network is None and any(name in os.environ for name in _NETWORK_VARIABLES):
@@ -153,15 +157,17 @@ def _network(network: Union[None, str, Mapping[str, Any]]) -> Optional[Tuple[flo
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{source}: cannot read a network from it ({type(error).__name__}: {error}). Give what "
-            "optimizer.plan()[\"network\"] returned, or the name of a JSON file with it."
+            'optimizer.plan()["network"] returned, or the name of a JSON file with it.'
         ) from None
     return _checked_network([f"{source}: {kind}, {key}" for kind in _KINDS for key, _, _ in _KEYS], values)
 
 
-def _checked_network(sources: Sequence[str], values: Sequence[Any]) -> Tuple[float, float, float, float]:
+def _checked_network(sources: Sequence[str], values: Sequence[Any]) -> tuple[float, float, float, float]:
     """alpha and beta of allreduce, then of allgather."""
     ranges = _KEYS * len(_KINDS)
-    checked = tuple(number(source, value, what, most) for source, value, (_, what, most) in zip(sources, values, ranges))
+    checked = tuple(
+        number(source, value, what, most) for source, value, (_, what, most) in zip(sources, values, ranges)
+    )
     for kind, at in zip(_KINDS, (0, 2)):
         if checked[at] == checked[at + 1] == 0:
             raise ValueError(

@@ -7,8 +7,9 @@ import os
 import sys
 import warnings
 import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Optional, Union
 
 import torch
 from horovod.common.util import split_list
@@ -41,8 +42,18 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     __module__ = "horovod.torch.optimizer"
 
-    def _setup(self, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, groups,
-               sparse_as_dense, process_set, config):
+    def _setup(
+        self,
+        named_parameters,
+        compression,
+        backward_passes_per_step,
+        op,
+        gradient_predivide_factor,
+        groups,
+        sparse_as_dense,
+        process_set,
+        config,
+    ):
         self._compression = compression
         self._parameter_names = name_parameters(self.param_groups, named_parameters)
         self.backward_passes_per_step = backward_passes_per_step
@@ -72,7 +83,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         names = [self._parameter_names[p] for p in self._params]
         overrides = self._config.overrides(names)  # validates, also where nothing will be sent
         self._hooks.resolve(names)
-        if not self.process_set.included() or (self.process_set.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"):
+        if not self.process_set.included() or (
+            self.process_set.size() == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
+        ):
             self._session = None
             return
         groups = self._index_groups()
@@ -205,7 +218,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def _sparse_async(self, p):
         """Sparse gradients go Horovod's own way; a rank without one contributes no rows."""
         if p.grad is None:
-            p.grad = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), torch.empty(0, *p.shape[1:], dtype=p.dtype), p.shape)
+            p.grad = torch.sparse_coo_tensor(
+                torch.empty(1, 0, dtype=torch.int64), torch.empty(0, *p.shape[1:], dtype=p.dtype), p.shape
+            )
         elif not p.grad.is_sparse:
             p.grad = p.grad.to_sparse(1)
         name = f"poseidon.{self._tag}.sparse.{self._parameter_names[p]}"
@@ -215,12 +230,18 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         plan = self.plan()
         schemes = plan and [tensor["scheme"] for tensor in plan["tensors"]]
         if schemes != self._logged_schemes and self.process_set.rank() == 0:
-            print(f"[poseidon_hvd] plan made at step {plan['made_at_step']}\n{self.scheme_report()}", file=sys.stderr, flush=True)
+            print(
+                f"[poseidon_hvd] plan made at step {plan['made_at_step']}\n{self.scheme_report()}",
+                file=sys.stderr,
+                flush=True,
+            )
         self._logged_schemes = schemes
 
     @contextmanager
     def skip_synchronize(self):
-        """Inside it ``step()`` does not synchronize, because ``synchronize()`` was called before::
+        """Inside it ``step()`` does not synchronize, because ``synchronize()`` was called before.
+
+        For example::
 
             optimizer.synchronize()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -312,9 +333,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     # ---- Ours
 
-    def register_reduction_hook(self, before: Optional[Callable[[str, torch.Tensor], None]] = None,
-                                after: Optional[Callable[[str, torch.Tensor], None]] = None,
-                                parameters: Union[str, Sequence[str]] = "*") -> HookHandle:
+    def register_reduction_hook(
+        self,
+        before: Optional[Callable[[str, torch.Tensor], None]] = None,
+        after: Optional[Callable[[str, torch.Tensor], None]] = None,
+        parameters: Union[str, Sequence[str]] = "*",
+    ) -> HookHandle:
         """Functions that see gradients around their reduction and may change them in place.
 
         A parameter with a hook ``before`` is sent whole, never as factors or rows: the local gradient of a factored layer is not
@@ -346,7 +370,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         unknown = [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
         if unknown or not patterns:
             shown = ", ".join(sorted(names)[:8]) + (", ..." if len(names) > 8 else "")
-            raise ValueError(f"register_reduction_hook: parameters={unknown or patterns!r} matches none of this optimizer's: {shown}.")
+            raise ValueError(
+                f"register_reduction_hook: parameters={unknown or patterns!r} matches none of this optimizer's: {shown}."
+            )
         hook = Hook(before, after, patterns)
         self._change_hooks(self._hooks.add, hook)
         return HookHandle(self, hook)
@@ -357,7 +383,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def _change_hooks(self, change, hook):
         if hook.before is not None and self._handles:
-            raise RuntimeError("A hook before reduction was registered or removed while gradients are being reduced. Do it after step().")
+            raise RuntimeError(
+                "A hook before reduction was registered or removed while gradients are being reduced. Do it after step()."
+            )
         change(hook)
         if hook.after is not None and self._session is not None:
             self._session.set_hooks_after(self._hooks.any_after)
@@ -388,7 +416,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 mean over an empty batch.
         """
         if self.op != Average:
-            raise ValueError("weigh() is for op=hvd.Average. With op=hvd.Sum use the sum over this rank's samples as its loss.")
+            raise ValueError(
+                "weigh() is for op=hvd.Average. With op=hvd.Sum use the sum over this rank's samples as its loss."
+            )
         try:
             count = float(samples)
         except (TypeError, ValueError, RuntimeError):
@@ -398,8 +428,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         session = self._current_session()
         total = count if session is None else session.sum_over_ranks("samples", count)
         if count == 0 and not torch.isfinite(loss).all():
-            raise ValueError("weigh: samples is 0 and the loss is not finite, so the gradient of all ranks might not be either. On a rank "
-                             "without samples use a finite loss, such as model(x).sum().")
+            raise ValueError(
+                "weigh: samples is 0 and the loss is not finite, so the gradient of all ranks might not be either. On a rank "
+                "without samples use a finite loss, such as model(x).sum()."
+            )
         size = 1 if session is None else self.process_set.size()
         return loss * (count * size / total if total > 0 else 0.0)
 
@@ -408,7 +440,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         size = self.process_set.size() if self.process_set.included() else 0
         return plan_table(self.plan(), policy=self._config.policy, size=size)
 
-    def plan(self) -> Optional[Dict[str, Any]]:
+    def plan(self) -> Optional[dict[str, Any]]:
         """The plan in force as plain data, for programs and ``json.dump``; None until the first step is over.
 
         Returns:
@@ -455,7 +487,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             ],
         }
 
-    def stats(self) -> Dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """Counters since the start.
 
         Returns:
@@ -469,15 +501,25 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """
         if self._session is not None:
             return self._session.stats()
-        keys = ("tensors", "collectives", "wire_bytes", "horovod_wire_bytes", "waited_seconds", "pack_seconds", "queue_seconds",
-                "wire_seconds", "handoff_seconds", "rebuild_seconds")
+        keys = (
+            "tensors",
+            "collectives",
+            "wire_bytes",
+            "horovod_wire_bytes",
+            "waited_seconds",
+            "pack_seconds",
+            "queue_seconds",
+            "wire_seconds",
+            "handoff_seconds",
+            "rebuild_seconds",
+        )
         schemes = {name: dict.fromkeys(keys, 0) for name in ("allreduce", "sfb", "row-sparse")}
         dense = dict.fromkeys(("slices", "in_place_bytes", "copied_bytes"), 0)
         return {"steps": 0, "synchronize_seconds": 0.0, "early_messages": 0, "schemes": schemes, "dense": dense}
 
     # ---- Views of the session under the names that Horovod's users read
 
-    def _index_groups(self) -> List[List[int]]:
+    def _index_groups(self) -> list[list[int]]:
         if self._groups is None:
             return []
         index = {p: i for i, p in enumerate(self._params)}
@@ -489,19 +531,19 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return [group for group in groups if len(group) > 1]
 
     @property
-    def _handles(self) -> Dict[torch.Tensor, Tuple[Any, Any]]:
+    def _handles(self) -> dict[torch.Tensor, tuple[Any, Any]]:
         if self._session is None:
             return {}
         return {self._params[i]: (None, None) for i in self._session.touched_parameters()}
 
     @property
-    def _allreduce_delay(self) -> Dict[torch.Tensor, int]:
+    def _allreduce_delay(self) -> dict[torch.Tensor, int]:
         if self._session is None:
-            return {p: self.backward_passes_per_step for p in self._params}
+            return dict.fromkeys(self._params, self.backward_passes_per_step)
         return dict(zip(self._params, self._session.delays()))
 
     @property
-    def _p_to_group(self) -> Dict[torch.Tensor, Tuple[torch.Tensor, ...]]:
+    def _p_to_group(self) -> dict[torch.Tensor, tuple[torch.Tensor, ...]]:
         groups = [tuple(self._params[i] for i in group) for group in self._index_groups()]
         return {p: group for group in groups for p in group}
 
@@ -524,12 +566,13 @@ def _drop_state(optimizer) -> None:
     if any(step > 1 for step in steps):
         warnings.warn(
             "poseidon_hvd: the state of the optimizer (moments, step counts) is not taken over when it is wrapped, as in Horovod. "
-            "Load it after wrapping.", stacklevel=3,
+            "Load it after wrapping.",
+            stacklevel=3,
         )
     optimizer.state = collections.defaultdict(dict)
 
 
-def _cost(bytes_sent: Optional[float], seconds: Optional[float]) -> Dict[str, Optional[float]]:
+def _cost(bytes_sent: Optional[float], seconds: Optional[float]) -> dict[str, Optional[float]]:
     return {"bytes": bytes_sent, "seconds": None if bytes_sent is None else seconds}
 
 
@@ -555,13 +598,13 @@ def _compressor(compression, contexts):
 
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
-    named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]] = None,
+    named_parameters: Optional[Iterable[tuple[str, torch.Tensor]]] = None,
     compression=Compression.none,
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: Optional[Union[int, List[List[torch.Tensor]]]] = None,
+    groups: Optional[Union[int, list[list[torch.Tensor]]]] = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     *,
@@ -647,10 +690,21 @@ def DistributedOptimizer(
         own_path = "this version exchanges gradients of CPU tensors only"
     if own_path is not None:
         if config.policy != Config.policy or config.schemes:
-            warnings.warn(f"poseidon_hvd: {own_path}; Horovod's own optimizer is used, and policy and schemes are ignored.", stacklevel=2)
+            warnings.warn(
+                f"poseidon_hvd: {own_path}; Horovod's own optimizer is used, and policy and schemes are ignored.",
+                stacklevel=2,
+            )
         return _horovod_distributed_optimizer(
-            optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, 0, groups,
-            sparse_as_dense, process_set,
+            optimizer,
+            named_parameters,
+            compression,
+            backward_passes_per_step,
+            op,
+            gradient_predivide_factor,
+            0,
+            groups,
+            sparse_as_dense,
+            process_set,
         )
 
     base = type(optimizer)
@@ -658,17 +712,30 @@ def DistributedOptimizer(
     if wrapped_before:  # start from the user's class
         optimizer._close_session()
         base = base.__mro__[1]
-    attributes = {key: value for key, value in _DistributedOptimizer.__dict__.items() if key not in ("__dict__", "__weakref__")}
+    attributes = {
+        key: value for key, value in _DistributedOptimizer.__dict__.items() if key not in ("__dict__", "__weakref__")
+    }
     wrapped_class = type(base.__name__, (base,), attributes)
     wrapped_class._distributed_class = wrapped_class  # for super(): a user may subclass it
     # Not through the user's __init__, which would lose what else it was given; and without step(), which a scheduler may have
     # bound to the instance.
     wrapped = wrapped_class.__new__(wrapped_class)
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
-    wrapped.param_groups = list(optimizer.param_groups)  # the same groups; one added to the wrapped optimizer later is not ours
+    wrapped.param_groups = list(
+        optimizer.param_groups
+    )  # the same groups; one added to the wrapped optimizer later is not ours
     wrapped._wrapped_from = weakref.ref(optimizer)
     if not wrapped_before:
         _drop_state(wrapped)
-    wrapped._setup(named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, groups, sparse_as_dense,
-                   process_set, config)
+    wrapped._setup(
+        named_parameters,
+        compression,
+        backward_passes_per_step,
+        op,
+        gradient_predivide_factor,
+        groups,
+        sparse_as_dense,
+        process_set,
+        config,
+    )
     return wrapped

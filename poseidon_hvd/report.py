@@ -1,7 +1,8 @@
 """Text for people: the table of schemes."""
 
 import collections
-from typing import Any, Dict, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Optional
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -24,10 +25,15 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
 
     def format_line(line):
-        cells = [cell.rjust(width) if column in right else cell.ljust(width) for column, (cell, width) in enumerate(zip(line, widths))]
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths))
+        ]
         return "  ".join(cells).rstrip()
 
-    return "\n".join([format_line(lines[0]), "  ".join("-" * width for width in widths)] + [format_line(line) for line in lines[1:]])
+    return "\n".join(
+        [format_line(lines[0]), "  ".join("-" * width for width in widths)] + [format_line(line) for line in lines[1:]]
+    )
 
 
 def format_milliseconds(seconds: Optional[float]) -> str:
@@ -38,7 +44,7 @@ def format_milliseconds(seconds: Optional[float]) -> str:
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
-def plan_table(plan: Optional[Dict[str, Any]], *, policy: str, size: int) -> str:
+def plan_table(plan: Optional[dict[str, Any]], *, policy: str, size: int) -> str:
     """The plan in force (``optimizer.plan()``), one line per tensor."""
     if size == 0:
         return "This rank is not in the optimizer's process set: nothing is exchanged."
@@ -49,29 +55,56 @@ def plan_table(plan: Optional[Dict[str, Any]], *, policy: str, size: int) -> str
     timed = plan["network"] is not None
     tables = any(tensor["costs"]["row-sparse"]["bytes"] is not None for tensor in plan["tensors"])
     other = "sfb or rows" if tables else "sfb"
-    header = ["tensor", "shape", "rows", "scheme", "allreduce", other, *(("allreduce ms", f"{other} ms") if timed else ()), "why"]
+    header = [
+        "tensor",
+        "shape",
+        "rows",
+        "scheme",
+        "allreduce",
+        other,
+        *(("allreduce ms", f"{other} ms") if timed else ()),
+        "why",
+    ]
     rows = []
     for tensor in plan["tensors"]:
         costs = tensor["costs"]
         gathered = costs["sfb"] if costs["row-sparse"]["bytes"] is None else costs["row-sparse"]
-        row = [tensor["name"], " x ".join(map(str, tensor["shape"])) or "scalar", str(tensor["rows"] or "-"), tensor["scheme"],
-               format_bytes(costs["allreduce"]["bytes"]), format_bytes(gathered["bytes"])]
+        row = [
+            tensor["name"],
+            " x ".join(map(str, tensor["shape"])) or "scalar",
+            str(tensor["rows"] or "-"),
+            tensor["scheme"],
+            format_bytes(costs["allreduce"]["bytes"]),
+            format_bytes(gathered["bytes"]),
+        ]
         if timed:
             row += [format_milliseconds(costs["allreduce"]["seconds"]), format_milliseconds(gathered["seconds"])]
         rows.append([*row, tensor["reason"]])
     table = text_table(header, rows, right=(1, 2, 4, 5, 6, 7) if timed else (1, 2, 4, 5))
     count = collections.Counter(tensor["scheme"] for tensor in plan["tensors"])
     by_rows = f", {count['row-sparse']} by touched rows" if count["row-sparse"] else ""
-    lines = [f"{size} ranks, policy {policy}: {count['sfb']} of {len(rows)} tensors as sufficient factors{by_rows}", table]
+    lines = [
+        f"{size} ranks, policy {policy}: {count['sfb']} of {len(rows)} tensors as sufficient factors{by_rows}",
+        table,
+    ]
     when = "in the first step" if plan["made_at_step"] == 0 else f"in step {plan['made_at_step']}"
-    lines.append(f"rows: of all ranks {when}; allreduce, {other}: bytes that each rank sends per step that way"
-                 + ("; ms: transfer and own work alone, nothing hidden" if timed else ""))
+    lines.append(
+        f"rows: of all ranks {when}; allreduce, {other}: bytes that each rank sends per step that way"
+        + ("; ms: transfer and own work alone, nothing hidden" if timed else "")
+    )
     if timed:
         network = plan["network"]
-        lines.append("network: " + ", ".join(
-            f"{kind} {network[kind]['alpha_seconds'] * 1e3:.2f} ms + {network[kind]['beta_seconds_per_byte'] * 1e9:.3g} ns/byte"
-            for kind in ("allreduce", "allgather")) + "; in a step {allreduce:.2f} and {allgather:.2f} times that".format(**plan["network_load"]))
+        lines.append(
+            "network: "
+            + ", ".join(
+                f"{kind} {network[kind]['alpha_seconds'] * 1e3:.2f} ms + {network[kind]['beta_seconds_per_byte'] * 1e9:.3g} ns/byte"
+                for kind in ("allreduce", "allgather")
+            )
+            + "; in a step {allreduce:.2f} and {allgather:.2f} times that".format(**plan["network_load"])
+        )
         step, dense = plan["predicted_step_seconds"], plan["predicted_dense_step_seconds"]
-        lines.append(f"predicted step: {format_milliseconds(step)} ms, {format_milliseconds(plan['exposed_seconds'])} of them waiting; "
-                     f"all allreduce {format_milliseconds(dense)} ms, {dense / step if step else 1:.2f} times as long")
+        lines.append(
+            f"predicted step: {format_milliseconds(step)} ms, {format_milliseconds(plan['exposed_seconds'])} of them waiting; "
+            f"all allreduce {format_milliseconds(dense)} ms, {dense / step if step else 1:.2f} times as long"
+        )
     return "\n".join(lines)

@@ -1,19 +1,17 @@
 """Launches are shared by the tests that read their outcomes."""
 
 from collections import defaultdict
-from typing import Dict, List
 
 import pytest
-
 from harness.campaign import Outcome, run_cases
 
 
 class Campaigns:
     """Runs all selected cases of a number of real ranks at the first question about one of them."""
 
-    def __init__(self, selected: Dict[int, List[str]]) -> None:
+    def __init__(self, selected: dict[int, list[str]]) -> None:
         self._selected = selected
-        self._outcomes: Dict[int, Dict[str, Outcome]] = {}
+        self._outcomes: dict[int, dict[str, Outcome]] = {}
 
     def outcome(self, ranks: int, case: str) -> Outcome:
         if ranks not in self._outcomes:

@@ -51,8 +51,19 @@ def test_private_names_that_scripts_use(name):
 
 
 @pytest.mark.parametrize("package", ["poseidon_hvd", "poseidon_hvd.torch"])
-@pytest.mark.parametrize("name", ["compression", "elastic", "functions", "mpi_ops", "sync_batch_norm", "mpi_lib_v2", "elastic.state",
-                                  "elastic.sampler"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "compression",
+        "elastic",
+        "functions",
+        "mpi_ops",
+        "sync_batch_norm",
+        "mpi_lib_v2",
+        "elastic.state",
+        "elastic.sampler",
+    ],
+)
 def test_submodules_import_under_our_name(package, name):
     assert importlib.import_module(f"{package}.{name}") is importlib.import_module(f"horovod.torch.{name}")
 
@@ -79,10 +90,18 @@ def test_star_import():
 def test_signature_starts_with_horovods():
     theirs = list(inspect.signature(horovod.torch.DistributedOptimizer).parameters.values())
     ours = list(inspect.signature(poseidon_hvd.DistributedOptimizer).parameters.values())
-    assert [(p.name, p.default) for p in ours[:len(theirs)]] == [(p.name, p.default) for p in theirs]
-    assert [p.kind for p in ours[:len(theirs)]] == [p.kind for p in theirs]
-    assert all(p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is None for p in ours[len(theirs):])
-    assert [p.name for p in ours[len(theirs):]] == ["policy", "schemes", "network", "memory_limit", "uneven_steps", "dense", "reduce_in"]
+    assert [(p.name, p.default) for p in ours[: len(theirs)]] == [(p.name, p.default) for p in theirs]
+    assert [p.kind for p in ours[: len(theirs)]] == [p.kind for p in theirs]
+    assert all(p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is None for p in ours[len(theirs) :])
+    assert [p.name for p in ours[len(theirs) :]] == [
+        "policy",
+        "schemes",
+        "network",
+        "memory_limit",
+        "uneven_steps",
+        "dense",
+        "reduce_in",
+    ]
 
 
 # ---- The class
@@ -95,7 +114,9 @@ def test_class_is_one_level_above_the_users(model):
             self.required = required
 
     optimizer = wrap(model, Mine(model.parameters(), "kept"))
-    assert type(optimizer).__name__ == "Mine" and isinstance(optimizer, Mine) and isinstance(optimizer, torch.optim.Adam)
+    assert (
+        type(optimizer).__name__ == "Mine" and isinstance(optimizer, Mine) and isinstance(optimizer, torch.optim.Adam)
+    )
     assert type(optimizer).__mro__[1] is Mine
     assert type(optimizer).__module__ == "horovod.torch.optimizer" == horovod.torch.DistributedOptimizer.__module__
     assert "horovod" in str(optimizer.__class__)
@@ -126,7 +147,14 @@ def test_horovods_private_attributes(model):
     assert optimizer.backward_passes_per_step == 2 and optimizer.op == horovod.torch.Average
     assert optimizer._handles == {} and set(optimizer._allreduce_delay) == set(model.parameters())
     assert optimizer._synchronized is False and optimizer._should_synchronize is True
-    for name in ("_requires_update", "_groups", "_compression", "process_set", "sparse_as_dense", "gradient_predivide_factor"):
+    for name in (
+        "_requires_update",
+        "_groups",
+        "_compression",
+        "process_set",
+        "sparse_as_dense",
+        "gradient_predivide_factor",
+    ):
         assert hasattr(optimizer, name), name
 
 
@@ -142,18 +170,21 @@ def duplicate(model):
     return [("a", p) for p in model.parameters()]
 
 
-@pytest.mark.parametrize(("options", "error", "fragment"), [
-    (lambda m: {"gradient_predivide_factor": 2.0, "op": horovod.torch.Sum}, ValueError, "op != Average"),
-    (lambda m: {"backward_passes_per_step": 0}, ValueError, "backward_passes_per_step must be > 0"),
-    (lambda m: {"named_parameters": list(m.parameters())}, ValueError, "sequence of tuples"),
-    (lambda m: {"named_parameters": duplicate(m)}, ValueError, "Found duplicates: a"),
-    (lambda m: {"named_parameters": []}, ValueError, "were not named"),
-    (lambda m: {"named_parameters": list(m.named_parameters())[1:]}, ValueError, "were not named"),
-    (lambda m: {"groups": 0}, ValueError, "groups should be"),
-    (lambda m: {"groups": -1}, ValueError, "groups should be"),
-    (lambda m: {"groups": [["0.weight"]]}, ValueError, "groups must consist of torch.Tensor"),
-    (lambda m: {"groups": [[m[0].weight], [m[0].weight]]}, ValueError, "only appear once in groups"),
-])
+@pytest.mark.parametrize(
+    ("options", "error", "fragment"),
+    [
+        (lambda m: {"gradient_predivide_factor": 2.0, "op": horovod.torch.Sum}, ValueError, "op != Average"),
+        (lambda m: {"backward_passes_per_step": 0}, ValueError, "backward_passes_per_step must be > 0"),
+        (lambda m: {"named_parameters": list(m.parameters())}, ValueError, "sequence of tuples"),
+        (lambda m: {"named_parameters": duplicate(m)}, ValueError, "Found duplicates: a"),
+        (lambda m: {"named_parameters": []}, ValueError, "were not named"),
+        (lambda m: {"named_parameters": list(m.named_parameters())[1:]}, ValueError, "were not named"),
+        (lambda m: {"groups": 0}, ValueError, "groups should be"),
+        (lambda m: {"groups": -1}, ValueError, "groups should be"),
+        (lambda m: {"groups": [["0.weight"]]}, ValueError, "groups must consist of torch.Tensor"),
+        (lambda m: {"groups": [[m[0].weight], [m[0].weight]]}, ValueError, "only appear once in groups"),
+    ],
+)
 def test_refused_as_by_horovod(model, options, error, fragment):
     base = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(error, match=fragment):
@@ -214,13 +245,16 @@ def test_pattern_without_a_match_lists_the_names(model):
         wrap(model, named_parameters=model.named_parameters(), schemes={"fc*": "sfb"})
 
 
-@pytest.mark.parametrize(("variable", "value", "fragment"), [
-    ("POSEIDON_POLICY", "fast", "POSEIDON_POLICY.*fast.*time, bytes, allreduce, sfb"),
-    ("POSEIDON_POLICY", "", "POSEIDON_POLICY.*time, bytes, allreduce, sfb"),
-    ("POSEIDON_SCHEMES", "0.weight", "POSEIDON_SCHEMES: '0.weight' is not of the form PATTERN=SCHEME"),
-    ("POSEIDON_SCHEMES", "0.weight=gather", "POSEIDON_SCHEMES.*'0.weight'.*gather.*auto, allreduce, sfb"),
-    ("POSEIDON_SCHEMES", "fc=sfb", "'fc' matches no parameter"),
-])
+@pytest.mark.parametrize(
+    ("variable", "value", "fragment"),
+    [
+        ("POSEIDON_POLICY", "fast", "POSEIDON_POLICY.*fast.*time, bytes, allreduce, sfb"),
+        ("POSEIDON_POLICY", "", "POSEIDON_POLICY.*time, bytes, allreduce, sfb"),
+        ("POSEIDON_SCHEMES", "0.weight", "POSEIDON_SCHEMES: '0.weight' is not of the form PATTERN=SCHEME"),
+        ("POSEIDON_SCHEMES", "0.weight=gather", "POSEIDON_SCHEMES.*'0.weight'.*gather.*auto, allreduce, sfb"),
+        ("POSEIDON_SCHEMES", "fc=sfb", "'fc' matches no parameter"),
+    ],
+)
 def test_environment_is_validated(model, monkeypatch, variable, value, fragment):
     monkeypatch.setenv(variable, value)
     with pytest.raises(ValueError, match=fragment):
@@ -244,10 +278,17 @@ def test_schemes_from_the_environment(monkeypatch):
     from poseidon_hvd.config import Config
 
     monkeypatch.setenv("POSEIDON_SCHEMES", " fc*.weight = sfb , head=allreduce,embed.weight=row-sparse")
-    assert Config.resolve(None, None).schemes == {"fc*.weight": "sfb", "head": "allreduce", "embed.weight": "row-sparse"}
+    assert Config.resolve(None, None).schemes == {
+        "fc*.weight": "sfb",
+        "head": "allreduce",
+        "embed.weight": "row-sparse",
+    }
 
 
-NETWORK = {kind: {"alpha_seconds": 1e-3, "beta_seconds_per_byte": beta} for kind, beta in (("allreduce", 2e-9), ("allgather", 1e-9))}
+NETWORK = {
+    kind: {"alpha_seconds": 1e-3, "beta_seconds_per_byte": beta}
+    for kind, beta in (("allreduce", 2e-9), ("allgather", 1e-9))
+}
 
 
 def test_network_from_every_source(monkeypatch, tmp_path):
@@ -261,18 +302,23 @@ def test_network_from_every_source(monkeypatch, tmp_path):
     assert Config.resolve(None, None, str(saved)).network == values
     monkeypatch.setenv("POSEIDON_PROFILE", str(saved))
     assert Config.resolve(None, None).network == values
-    for name, value in zip(("ALPHA_ALLREDUCE", "BETA_ALLREDUCE", "ALPHA_ALLGATHER", "BETA_ALLGATHER"), ("1", "2", "3", "4")):
+    for name, value in zip(
+        ("ALPHA_ALLREDUCE", "BETA_ALLREDUCE", "ALPHA_ALLGATHER", "BETA_ALLGATHER"), ("1", "2", "3", "4")
+    ):
         monkeypatch.setenv(f"POSEIDON_{name}", value)
     assert Config.resolve(None, None).network == (1, 2, 3, 4)
 
 
-@pytest.mark.parametrize(("variables", "fragment"), [
-    ({"POSEIDON_ALPHA_ALLREDUCE": "1e-3"}, "POSEIDON_BETA_ALLREDUCE.*not set.*all four or none"),
-    ({"POSEIDON_PROFILE": "/no/such/file"}, "POSEIDON_PROFILE: cannot read a network"),
-    ({"POSEIDON_MEMORY_LIMIT_MB": "lots"}, "POSEIDON_MEMORY_LIMIT_MB: 'lots' is not a size"),
-    ({"POSEIDON_LOG_LEVEL": "loud"}, "POSEIDON_LOG_LEVEL: 'loud' is none of info, warning"),
-    ({"POSEIDON_UNEVEN_STEPS": "yes"}, "POSEIDON_UNEVEN_STEPS: 'yes' is none of 0, 1"),
-])
+@pytest.mark.parametrize(
+    ("variables", "fragment"),
+    [
+        ({"POSEIDON_ALPHA_ALLREDUCE": "1e-3"}, "POSEIDON_BETA_ALLREDUCE.*not set.*all four or none"),
+        ({"POSEIDON_PROFILE": "/no/such/file"}, "POSEIDON_PROFILE: cannot read a network"),
+        ({"POSEIDON_MEMORY_LIMIT_MB": "lots"}, "POSEIDON_MEMORY_LIMIT_MB: 'lots' is not a size"),
+        ({"POSEIDON_LOG_LEVEL": "loud"}, "POSEIDON_LOG_LEVEL: 'loud' is none of info, warning"),
+        ({"POSEIDON_UNEVEN_STEPS": "yes"}, "POSEIDON_UNEVEN_STEPS: 'yes' is none of 0, 1"),
+    ],
+)
 def test_settings_of_policy_time_are_validated(monkeypatch, variables, fragment):
     from poseidon_hvd.config import Config
 
@@ -282,7 +328,10 @@ def test_settings_of_policy_time_are_validated(monkeypatch, variables, fragment)
         Config.resolve(None, None)
 
 
-@pytest.mark.parametrize("network", [{"allreduce": {}}, {"network": None}, {**NETWORK, "allgather": {"alpha_seconds": -1, "beta_seconds_per_byte": 0}}])
+@pytest.mark.parametrize(
+    "network",
+    [{"allreduce": {}}, {"network": None}, {**NETWORK, "allgather": {"alpha_seconds": -1, "beta_seconds_per_byte": 0}}],
+)
 def test_bad_network_is_refused(network):
     from poseidon_hvd.config import Config
 
@@ -427,7 +476,9 @@ def test_hooks_of_one_rank(model):
     gradients = [p.grad.clone() for p in model.parameters()]
     optimizer.synchronize()
     assert calls == ["0.bias", "0.weight", "1.bias", "1.bias", "1.weight"]
-    assert all(torch.equal(p.grad, g * factor) for p, g, factor in zip(model.parameters(), gradients, (0.5, 0.5, 0.5, 0.25)))
+    assert all(
+        torch.equal(p.grad, g * factor) for p, g, factor in zip(model.parameters(), gradients, (0.5, 0.5, 0.5, 0.25))
+    )
     before.remove()
     before.remove()
     optimizer.zero_grad()
@@ -437,12 +488,15 @@ def test_hooks_of_one_rank(model):
     assert calls == []  # no gradient, no call
 
 
-@pytest.mark.parametrize(("arguments", "fragment"), [
-    ({}, "before, after or both"),
-    ({"before": print, "parameters": "fc*"}, r"fc\*.*0.bias, 0.weight"),
-    ({"after": print, "parameters": ["0.*", "2.*"]}, r"2\.\*"),
-    ({"after": print, "parameters": []}, "matches none"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        ({}, "before, after or both"),
+        ({"before": print, "parameters": "fc*"}, r"fc\*.*0.bias, 0.weight"),
+        ({"after": print, "parameters": ["0.*", "2.*"]}, r"2\.\*"),
+        ({"after": print, "parameters": []}, "matches none"),
+    ],
+)
 def test_hooks_that_match_nothing(model, arguments, fragment):
     with pytest.raises(ValueError, match=fragment):
         wrap(model, named_parameters=model.named_parameters()).register_reduction_hook(**arguments)
@@ -469,9 +523,18 @@ def test_reports_of_one_rank(model):
 
 def test_all_public_functions_have_docstrings():
     optimizer = type(wrap(torch.nn.Linear(2, 2)))
-    for function in (poseidon_hvd.DistributedOptimizer, optimizer.synchronize, optimizer.skip_synchronize, optimizer.step,
-                     optimizer.zero_grad, optimizer.scheme_report, optimizer.stats, optimizer.set_backward_passes_per_step,
-                     optimizer.register_reduction_hook, optimizer.weigh):
+    for function in (
+        poseidon_hvd.DistributedOptimizer,
+        optimizer.synchronize,
+        optimizer.skip_synchronize,
+        optimizer.step,
+        optimizer.zero_grad,
+        optimizer.scheme_report,
+        optimizer.stats,
+        optimizer.set_backward_passes_per_step,
+        optimizer.register_reduction_hook,
+        optimizer.weigh,
+    ):
         assert inspect.getdoc(function), function
 
 
@@ -479,19 +542,23 @@ def test_all_public_functions_have_docstrings():
 
 
 def test_not_initialized():
-    code = ("import torch, poseidon_hvd as hvd\n"
-            "m = torch.nn.Linear(2, 2)\n"
-            "try: hvd.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=0.1))\n"
-            "except ValueError as error: print('refused:', error)\n")
+    code = (
+        "import torch, poseidon_hvd as hvd\n"
+        "m = torch.nn.Linear(2, 2)\n"
+        "try: hvd.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=0.1))\n"
+        "except ValueError as error: print('refused:', error)\n"
+    )
     assert "refused: Horovod has not been initialized" in run_python(code)
 
 
 @pytest.mark.parametrize(("attribute", "value"), [("horovod_version", "0.27.0"), ("torch_version", "2.0.0")])
 def test_wrong_versions_are_named(attribute, value):
-    code = ("import torch, horovod.torch, poseidon_hvd._native as native\n"
-            f"native._C.{attribute} = {value!r}\n"
-            "try: native._check()\n"
-            "except ImportError as error: print('refused:', error)\n")
+    code = (
+        "import torch, horovod.torch, poseidon_hvd._native as native\n"
+        f"native._C.{attribute} = {value!r}\n"
+        "try: native._check()\n"
+        "except ImportError as error: print('refused:', error)\n"
+    )
     output = run_python(code)
     assert "refused:" in output and value in output and "Rebuild" in output
 

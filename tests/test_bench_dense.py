@@ -4,9 +4,9 @@ import json
 import shutil
 
 import pytest
+from harness.bench import bench
 
 from bench import dense, instructions, launch
-from harness.bench import bench
 
 STOCK = ["none", "horovod", "ddp"]
 METHODS = ["horovod", "bsp", "wfbp", "lazy:20000000", "auto"]
@@ -17,8 +17,24 @@ GRADIENT_BYTES, TENSORS = 4 * 8_344_552, 6  # of the MLP
 def mlp(tmp_path_factory):
     """(folder, what was printed, what was filed)"""
     folder = tmp_path_factory.mktemp("dense")
-    output = bench("dense", "--local", "--np", 2, "--models", "mlp", "--methods", ",".join(METHODS), "--steps", 3, "--no-peaks",
-                   "--timeline", "--directory", folder, "--timeout", 100)
+    output = bench(
+        "dense",
+        "--local",
+        "--np",
+        2,
+        "--models",
+        "mlp",
+        "--methods",
+        ",".join(METHODS),
+        "--steps",
+        3,
+        "--no-peaks",
+        "--timeline",
+        "--directory",
+        folder,
+        "--timeout",
+        100,
+    )
     return folder, output, json.loads((folder / "dense-mlp-2xlocal.json").read_text())
 
 
@@ -36,7 +52,10 @@ def test_every_method_is_timed_in_every_round_beside_stock_systems(mlp):
     assert all(len(seconds) == 3 and min(seconds) > 0 for seconds in result["samples"].values())
     assert all(set(speedup) == {"horovod", "ddp"} for speedup in result["speedup"].values())
     assert all(f" {name} " in output for name in names)
-    assert set(result["gradient_error"]) == set(names) - {"none", "horovod"} and max(result["gradient_error"].values()) < 1e-5
+    assert (
+        set(result["gradient_error"]) == set(names) - {"none", "horovod"}
+        and max(result["gradient_error"].values()) < 1e-5
+    )
 
 
 def test_everything_is_dense_and_every_method_the_one_asked_for(mlp):
@@ -59,21 +78,37 @@ def test_allreduces_and_bytes_of_slices_are_those_of_the_method(mlp):
 
 
 def test_columns_are_of_the_systems_that_have_the_figure():
-    measured = {"dense": {"none": {}, "dense-bsp": {"allreduces": 1.0, "slices": 1.0, "copied_bytes": 2.5e6, "in_place_bytes": 1e6}},
-                "peak_bytes": {}}
-    columns = {"allreduces": {"dense-bsp": "1"}, "MB copied": {"dense-bsp": "2.50"}, "MB in place": {"dense-bsp": "1.00"}}
+    measured = {
+        "dense": {
+            "none": {},
+            "dense-bsp": {"allreduces": 1.0, "slices": 1.0, "copied_bytes": 2.5e6, "in_place_bytes": 1e6},
+        },
+        "peak_bytes": {},
+    }
+    columns = {
+        "allreduces": {"dense-bsp": "1"},
+        "MB copied": {"dense-bsp": "2.50"},
+        "MB in place": {"dense-bsp": "1.00"},
+    }
     assert dense.columns(measured) == columns
     measured["peak_bytes"] = {"none": [3e8, 4e8], "dense-bsp": [5e8, 4e8]}
     assert dense.columns(measured) == {**columns, "peak MB": {"none": "400", "dense-bsp": "500"}}
 
 
 def test_verdict_is_round_by_round_against_the_better_one():
-    samples = {"none": [0.1] * 3, "horovod": [4.0, 6.0, 40.0], "ddp": [2.0, 4.0, 20.0],
-               "dense-lazy": [1.0, 1.0, 1.0], "dense-auto": [1.0, 3.0, 20.0]}
+    samples = {
+        "none": [0.1] * 3,
+        "horovod": [4.0, 6.0, 40.0],
+        "ddp": [2.0, 4.0, 20.0],
+        "dense-lazy": [1.0, 1.0, 1.0],
+        "dense-auto": [1.0, 3.0, 20.0],
+    }
     found = dense.verdicts(samples)
     assert list(found) == ["dense-lazy", "dense-auto"]
     assert found["dense-auto"] == {"seconds": 3.0, "best": "ddp", "of_best": 0.75, "speedup": 2.0}
-    assert "ours / best of (Horovod, DDP) 0.750, Horovod / ours 2.000 (dense-auto; best: ddp)" in dense.verdict_text(found)
+    assert "ours / best of (Horovod, DDP) 0.750, Horovod / ours 2.000 (dense-auto; best: ddp)" in dense.verdict_text(
+        found
+    )
     del found["dense-auto"]
     assert "(dense-lazy; best: ddp)" in dense.verdict_text(found)
 
@@ -86,7 +121,9 @@ def test_verdict_is_printed_and_filed(mlp):
 
 def test_result_says_where_it_comes_from(mlp):
     folder, output, result = mlp
-    assert result["environment"]["command"].startswith("python -m bench.dense --local") and result["benchmark"] == "dense"
+    assert (
+        result["environment"]["command"].startswith("python -m bench.dense --local") and result["benchmark"] == "dense"
+    )
     assert (folder / "dense-mlp-2xlocal.png").read_bytes().startswith(b"\x89PNG")
     assert "bandwidth claims need the cluster" in output and set(result["wire_bytes_per_step"].values()) == {None}
 
@@ -159,10 +196,16 @@ def test_without_valgrind_nothing_is_counted(monkeypatch):
         instructions.measure(["horovod"], timeout=30)
 
 
-@pytest.mark.parametrize("arguments, known", [
-    (("--models", "mlp,vgg"), "resnet50"), (("--methods", "auto,hovorod"), "priority"), (("--methods", "lazy:few"), "lazy:BYTES"),
-    (("--rates", "unshaped,fast"), "200mbit"),
-], ids=["model", "method", "threshold", "rate"])
+@pytest.mark.parametrize(
+    "arguments, known",
+    [
+        (("--models", "mlp,vgg"), "resnet50"),
+        (("--methods", "auto,hovorod"), "priority"),
+        (("--methods", "lazy:few"), "lazy:BYTES"),
+        (("--rates", "unshaped,fast"), "200mbit"),
+    ],
+    ids=["model", "method", "threshold", "rate"],
+)
 def test_unknown_names_are_refused_with_those_that_exist(arguments, known):
     assert known in bench("dense", *arguments, expect=1)
 

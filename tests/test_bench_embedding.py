@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
+from harness.bench import bench
 
 from bench.embedding import CLASSES, KINDS, draw_tokens, merged_bytes
-from harness.bench import bench
 
 VOCABULARY, WIDTH, SEQUENCES, TOKENS = 5000, 32, 8, 16
 
@@ -23,14 +23,19 @@ def small(tmp_path_factory):
 def test_every_system_is_timed_and_exact(small):
     _, output, result = small
     assert list(result["seconds_per_step"]) == list(KINDS)
-    assert set(result["gradient_error"]) == set(KINDS) - {"none", "horovod"} and max(result["gradient_error"].values()) < 1e-5
+    assert (
+        set(result["gradient_error"]) == set(KINDS) - {"none", "horovod"}
+        and max(result["gradient_error"].values()) < 1e-5
+    )
     assert all(set(speedup) == {"none", "horovod", "horovod-sparse"} for speedup in result["speedup"].values())
     assert all(f" {name} " in output for name in KINDS)
 
 
 def test_formula_counts_the_distinct_tokens_of_each_rank(small):
     result = small[2]
-    distinct = [draw_tokens((SEQUENCES, TOKENS), VOCABULARY, uniform=False, seed=1 + rank).unique().numel() for rank in range(2)]
+    distinct = [
+        draw_tokens((SEQUENCES, TOKENS), VOCABULARY, uniform=False, seed=1 + rank).unique().numel() for rank in range(2)
+    ]
     assert result["distinct_tokens"] == distinct
     assert result["formula_bytes_per_step"] == sum(distinct) / 2 * (WIDTH + 2) * 4
 
@@ -50,7 +55,10 @@ def test_loopback_makes_no_claim_about_bandwidth(small):
 
 def test_result_says_where_it_comes_from(small):
     folder, _, result = small
-    assert result["environment"]["command"].startswith("python -m bench.embedding --local") and not result["settings"]["uniform"]
+    assert (
+        result["environment"]["command"].startswith("python -m bench.embedding --local")
+        and not result["settings"]["uniform"]
+    )
     assert (folder / "embedding-2xlocal.png").read_bytes().startswith(b"\x89PNG")
 
 

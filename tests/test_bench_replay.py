@@ -17,11 +17,24 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Totals as the architectures' authors and common implementations give them; exact where those are exact.
 PUBLISHED_TOTALS = {
-    "vgg19-22k": (229e6, 0.005), "vgg19": (143_667_240, 0), "inception-v3": (27_161_264, 0), "resnet152": (60_192_808, 0),
-    "alexnet": (61_100_840, 0), "resnet50": (25_557_032, 0), "bert-base": (110e6, 0.01), "bert-large": (340e6, 0.015),
+    "vgg19-22k": (229e6, 0.005),
+    "vgg19": (143_667_240, 0),
+    "inception-v3": (27_161_264, 0),
+    "resnet152": (60_192_808, 0),
+    "alexnet": (61_100_840, 0),
+    "resnet50": (25_557_032, 0),
+    "bert-base": (110e6, 0.01),
+    "bert-large": (340e6, 0.015),
 }
 # Multiply-adds per image, as commonly given (in billions).
-PUBLISHED_GMACS = {"vgg19": 19.6, "googlenet": 1.58, "inception-v3": 5.7, "resnet152": 11.5, "alexnet": 0.71, "resnet50": 4.1}
+PUBLISHED_GMACS = {
+    "vgg19": 19.6,
+    "googlenet": 1.58,
+    "inception-v3": 5.7,
+    "resnet152": 11.5,
+    "alexnet": 0.71,
+    "resnet50": 4.1,
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED_TOTALS)
@@ -48,7 +61,9 @@ def test_tensors_of_resnet50():
 
 @pytest.mark.parametrize("name", PUBLISHED_GMACS)
 def test_multiply_adds(name):
-    assert sum(layer.macs for layer in networks.get(name).layers()) == pytest.approx(1e9 * PUBLISHED_GMACS[name], rel=0.02)
+    assert sum(layer.macs for layer in networks.get(name).layers()) == pytest.approx(
+        1e9 * PUBLISHED_GMACS[name], rel=0.02
+    )
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -101,7 +116,10 @@ def test_bytes_scale_exactly(name, size):
     for layer, small in zip(layers, scaled):
         fc = layer.linear
         if fc is not None and fc.out_features > 2 and network.batch * fc.rows % size == 0:
-            weight, factors = fc.out_features * fc.in_features, network.batch * fc.rows * (fc.out_features + fc.in_features)
+            weight, factors = (
+                fc.out_features * fc.in_features,
+                network.batch * fc.rows * (fc.out_features + fc.in_features),
+            )
             assert small.out_features * small.in_features * size**2 == pytest.approx(weight, rel=0.01)
             assert small.rows * (small.out_features + small.in_features) * size**2 == pytest.approx(factors, rel=0.01)
 
@@ -130,8 +148,31 @@ def test_evaluation():
 def test_smoke(tmp_path):
     """Two ranks on loopback: every system's gradients are right (the ranks check before they time), and all is written."""
     systems = ["none", "horovod", "ddp", "poseidon-bytes", "poseidon-bytes-charged", "poseidon-allreduce"]
-    command = [sys.executable, "-m", "bench.replay", "--network", "tiny", "--local", "-np", "2", "--rounds", "1", "--steps", "2", "--scale",
-               "2", "--dilation", "1", "--timeline", "--systems", ",".join(systems), "--output", str(tmp_path), "--timeout", "200"]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.replay",
+        "--network",
+        "tiny",
+        "--local",
+        "-np",
+        "2",
+        "--rounds",
+        "1",
+        "--steps",
+        "2",
+        "--scale",
+        "2",
+        "--dilation",
+        "1",
+        "--timeline",
+        "--systems",
+        ",".join(systems),
+        "--output",
+        str(tmp_path),
+        "--timeout",
+        "200",
+    ]
     env = {key: value for key, value in os.environ.items() if not key.startswith(("HOROVOD_", "POSEIDON_"))}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -141,7 +182,11 @@ def test_smoke(tmp_path):
     for entry in result["systems"].values():
         assert entry["step_seconds"]["count"] == 2
         assert entry["speedup"] > 0
-    assert result["horovod_environment"] == {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_FUSION_THRESHOLD": str(32 << 20), "OMP_NUM_THREADS": "1"}
+    assert result["horovod_environment"] == {
+        "HOROVOD_CYCLE_TIME": "1",
+        "HOROVOD_FUSION_THRESHOLD": str(32 << 20),
+        "OMP_NUM_THREADS": "1",
+    }
     assert "4 of 6 tensors as sufficient factors" in result["schemes"]["poseidon-bytes"]
     assert "0 of 6 tensors as sufficient factors" in result["schemes"]["poseidon-allreduce"]
     stages = result["systems"]["poseidon-bytes"]["stages"]

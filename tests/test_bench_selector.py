@@ -7,11 +7,11 @@ import json
 import threading
 
 import pytest
+from harness.bench import bench
 
 from bench import cells, launch, regret, selector
 from bench.cells import SCHEMES, Cell
 from bench.systems import MOST_SHORT_WARMUP_STEPS
-from harness.bench import bench
 
 BIG = Cell(8192, 8192, 512, 8, "50mbit")
 LIMITS = {"limit_seconds": 20.0, "memory_bytes": 24 * 2**30, "cores": 2}
@@ -21,8 +21,24 @@ LIMITS = {"limit_seconds": 20.0, "memory_bytes": 24 * 2**30, "cores": 2}
 def small(tmp_path_factory):
     """(folder, what was printed, what was filed)"""
     folder = tmp_path_factory.mktemp("selector")
-    output = bench("selector", "--local", "--np", 2, "--layers", "64x64,96x256", "--rows", "1,8", "--cells", 3, "--seconds", 0.2,
-                   "--directory", folder, "--timeout", 100)
+    output = bench(
+        "selector",
+        "--local",
+        "--np",
+        2,
+        "--layers",
+        "64x64,96x256",
+        "--rows",
+        "1,8",
+        "--cells",
+        3,
+        "--seconds",
+        0.2,
+        "--directory",
+        folder,
+        "--timeout",
+        100,
+    )
     return folder, output, json.loads((folder / "selector.json").read_text())
 
 
@@ -32,7 +48,10 @@ def test_every_cell_of_the_sample_is_measured(small):
     assert "Measured 3 of 3 cells" in output and "bandwidth claims need the cluster" in output
     for record in result["cells"]:
         assert (record["ranks"], record["rate"]) == (2, "unshaped")
-        assert set(record["timing"]) == {*SCHEMES, "policy"} and len({timing["count"] for timing in record["timing"].values()}) == 1
+        assert (
+            set(record["timing"]) == {*SCHEMES, "policy"}
+            and len({timing["count"] for timing in record["timing"].values()}) == 1
+        )
         assert record["gradient_error"] < 1e-5
         assert set(record["predicted_seconds"]) == set(SCHEMES) and record["warmup_steps"] <= MOST_SHORT_WARMUP_STEPS
 
@@ -50,7 +69,9 @@ def test_verdicts_follow_from_the_times(small):
 def test_result_says_where_it_comes_from(small):
     folder, _, result = small
     assert result["environment"]["command"].startswith("python -m bench.selector --local")
-    assert {"commit", "torch", "horovod", "cpu", "cores", "extension_sha1", "load_average_before"} <= set(result["environment"])
+    assert {"commit", "torch", "horovod", "cpu", "cores", "extension_sha1", "load_average_before"} <= set(
+        result["environment"]
+    )
     assert (folder / "selector.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -59,7 +80,12 @@ def test_default_sample_is_even_and_always_the_same():
     possible = [cell for cell in grid if cells.reason_to_leave_out(cell, **LIMITS) is None]
     taken = cells.sample(possible, 144)
     assert taken == cells.sample(possible, 144) and len(set(taken)) == 144
-    for key, most in ((lambda c: (c.ranks, c.rate), 0), (lambda c: c.rows, 3), (lambda c: c.layer, 6), (lambda c: (c.layer, c.rows), 2)):
+    for key, most in (
+        (lambda c: (c.ranks, c.rate), 0),
+        (lambda c: c.rows, 3),
+        (lambda c: c.layer, 6),
+        (lambda c: (c.layer, c.rows), 2),
+    ):
         counts = collections.Counter(map(key, taken))
         assert len(counts) == len(set(map(key, possible))) and max(counts.values()) - min(counts.values()) <= most
 
@@ -76,12 +102,15 @@ def test_bytes_of_a_cell():
     assert dataclasses.replace(cell, rate="1mbit").network_seconds("sfb") == pytest.approx(8 * 14_400 / 1e6)
 
 
-@pytest.mark.parametrize("change, limits, word", [
-    ({}, {}, "allreduce"),
-    ({"rate": "unshaped"}, {}, "products"),
-    ({"rate": "unshaped"}, {"limit_seconds": 1000.0, "memory_bytes": 2**30}, "GiB"),
-    ({"rate": "unshaped"}, {"limit_seconds": 1000.0}, None),
-])
+@pytest.mark.parametrize(
+    "change, limits, word",
+    [
+        ({}, {}, "allreduce"),
+        ({"rate": "unshaped"}, {}, "products"),
+        ({"rate": "unshaped"}, {"limit_seconds": 1000.0, "memory_bytes": 2**30}, "GiB"),
+        ({"rate": "unshaped"}, {"limit_seconds": 1000.0}, None),
+    ],
+)
 def test_cells_are_left_out_with_a_reason(change, limits, word):
     reason = cells.reason_to_leave_out(dataclasses.replace(BIG, **change), **{**LIMITS, **limits})
     assert reason is None if word is None else word in reason
@@ -94,8 +123,12 @@ def test_list_runs_nothing_and_names_what_is_left_out(tmp_path):
 
 
 def record_of(cell, allreduce, sfb, chosen):
-    return {**dataclasses.asdict(cell), "seconds": {"allreduce": allreduce, "sfb": sfb}, "chosen": chosen,
-            "predicted_seconds": dict.fromkeys(SCHEMES)}
+    return {
+        **dataclasses.asdict(cell),
+        "seconds": {"allreduce": allreduce, "sfb": sfb},
+        "chosen": chosen,
+        "predicted_seconds": dict.fromkeys(SCHEMES),
+    }
 
 
 def test_regret_and_confusion():
@@ -105,10 +138,18 @@ def test_regret_and_confusion():
     verdicts = [(r["best"], r["regret"], r["near_tie"]) for r in judged]
     assert verdicts == [("sfb", 1.0, False), ("allreduce", 3.0, False), ("allreduce", 1.0, True)]
     totals = regret.summary(judged, "time")
-    assert totals["rules"]["time"] == {"within_10_percent": pytest.approx(2 / 3), "median": 1.0, "mean": pytest.approx(5 / 3), "worst": 3.0,
-                                       "worst_cell": str(many)}
+    assert totals["rules"]["time"] == {
+        "within_10_percent": pytest.approx(2 / 3),
+        "median": 1.0,
+        "mean": pytest.approx(5 / 3),
+        "worst": 3.0,
+        "worst_cell": str(many),
+    }
     assert totals["rules"]["bytes"]["worst"] == 1.04 and totals["rules"]["always allreduce"]["worst"] == 2.0
-    assert totals["confusion"] == {"allreduce": {"allreduce": 0, "sfb": 0, "near_tie": 1}, "sfb": {"allreduce": 1, "sfb": 1, "near_tie": 0}}
+    assert totals["confusion"] == {
+        "allreduce": {"allreduce": 0, "sfb": 0, "near_tie": 1},
+        "sfb": {"allreduce": 1, "sfb": 1, "near_tie": 0},
+    }
     assert totals["predicted_of_measured"] is None
 
 

@@ -5,17 +5,36 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
-from bench import compare, models, steps, systems
 from harness.bench import bench
 
-TENSORS = {"alexnet": (61_100_840, 16), "mlp": (8_344_552, 6), "resnet50": (25_557_032, 161), "transformer": (16_232_424, 52),
-           "dlrm": (10_671_681, 22)}
+from bench import compare, models, steps, systems
+
+TENSORS = {
+    "alexnet": (61_100_840, 16),
+    "mlp": (8_344_552, 6),
+    "resnet50": (25_557_032, 161),
+    "transformer": (16_232_424, 52),
+    "dlrm": (10_671_681, 22),
+}
 
 
 def train(folder, model, *arguments):
     """(what was printed, what was filed)"""
-    output = bench("train", "--local", "--np", 2, "--steps", 2, "--model", model, "--directory", folder, "--timeout", 100, *arguments)
+    output = bench(
+        "train",
+        "--local",
+        "--np",
+        2,
+        "--steps",
+        2,
+        "--model",
+        model,
+        "--directory",
+        folder,
+        "--timeout",
+        100,
+        *arguments,
+    )
     return output, json.loads((folder / f"train-{model}-2xlocal.json").read_text())
 
 
@@ -77,7 +96,11 @@ def with_plans(*made_at, predicted=None, factored=(), **options):
     def plan():
         step = made_at[min(len(done), len(made_at)) - 1]
         scheme = "sfb" if step in factored else "allreduce"
-        return None if step is None else {"made_at_step": step, "predicted_step_seconds": predicted, "tensors": [{"scheme": scheme}]}
+        return (
+            None
+            if step is None
+            else {"made_at_step": step, "predicted_step_seconds": predicted, "tensors": [{"scheme": scheme}]}
+        )
 
     system = systems.System("ours", None, None, SimpleNamespace(plan=plan), **options)
     system.run = lambda loss_of, update: done.append(update)
@@ -100,7 +123,9 @@ def test_warm_up_ends_with_a_plan_that_was_made_from_measurements():
     assert systems.warm_up(with_plans(0, 0, 0, 3, 3, 3, 3, 7, measures=True), None) == 9
     assert systems.warm_up(with_plans(None, None, 2, 4, 6, measures=True), None) == 6
     trial = (0, 0, 0, 3, 3, 3, 3, 7, 7, 7, 7, 11)
-    assert systems.warm_up(with_plans(*trial, measures=True, factored=[7]), None) == systems.MOST_WARMUP_STEPS  # 11 changed it back
+    assert (
+        systems.warm_up(with_plans(*trial, measures=True, factored=[7]), None) == systems.MOST_WARMUP_STEPS
+    )  # 11 changed it back
     assert systems.warm_up(with_plans(*trial, 11, 11, 11, 15, measures=True, factored=[7]), None) == 17
     assert systems.warm_up(with_plans(*trial, measures=True, factored=[7, 11]), None) == 13
     short = with_plans(*range(1, 200), measures=True, predicted=0.01)
@@ -118,7 +143,9 @@ def test_loopback_makes_no_claim_about_bandwidth(mlp):
 def test_time_is_accounted_for(mlp):
     _, output, result = mlp
     assert "Where a step went" in output
-    assert set(result["stages"]["poseidon-sfb"]) == {"sfb"} and set(result["stages"]["poseidon-allreduce"]) == {"allreduce"}
+    assert set(result["stages"]["poseidon-sfb"]) == {"sfb"} and set(result["stages"]["poseidon-allreduce"]) == {
+        "allreduce"
+    }
     assert result["stages"]["horovod"] == {}
     assert result["phases"]["none"]["synchronize"] == pytest.approx(0, abs=1e-3)
 
@@ -152,10 +179,18 @@ def test_compare_names_what_differs(mlp, transformer):
 
 def test_compare_ratio():
     def result(*steps):
-        return {"seconds_per_step": {"x": {"median": steps[1], "p10": steps[0], "p90": steps[2], "count": 3}}, "samples": {"x": steps}}
+        return {
+            "seconds_per_step": {"x": {"median": steps[1], "p10": steps[0], "p90": steps[2], "count": 3}},
+            "samples": {"x": steps},
+        }
 
     (row,) = compare.compare(result(1.0, 1.1, 1.2), result(2.0, 2.2, 2.4))
-    assert row.ratio == pytest.approx(2) and row.interval[0] >= 2.0 / 1.2 and row.interval[1] <= 2.4 and row.verdict == "B slower"
+    assert (
+        row.ratio == pytest.approx(2)
+        and row.interval[0] >= 2.0 / 1.2
+        and row.interval[1] <= 2.4
+        and row.verdict == "B slower"
+    )
     (row,) = compare.compare(result(1.0, 1.1, 1.2), result(1.0, 1.1, 1.2))
     assert row.verdict == "no difference seen"
 

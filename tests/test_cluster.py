@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from harness.cluster import need
 
 from bench.cluster import Cluster, ClusterError, RunTimeout, available
 from bench.cluster.counters import read_local
@@ -25,7 +26,6 @@ from bench.cluster.network import leftovers
 from bench.cluster.processes import pids_inside
 from bench.cluster.shaping import format_rate, parse_rate, token_bucket
 from bench.cluster.state import State, load, save
-from harness.cluster import need
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAYLOAD_BYTES = 8_000_000
@@ -121,7 +121,9 @@ def _transfer(cluster: Cluster) -> dict[str, tuple[int, int]]:
     return {host: (after[host][0] - before[host][0], after[host][1] - before[host][1]) for host in after}
 
 
-@pytest.mark.parametrize("text, bits", [("200mbit", 200_000_000), ("1.5gbit", 1_500_000_000), ("64kbit", 64_000), ("unshaped", None)])
+@pytest.mark.parametrize(
+    "text, bits", [("200mbit", 200_000_000), ("1.5gbit", 1_500_000_000), ("64kbit", 64_000), ("unshaped", None)]
+)
 def test_rate_text(text: str, bits: int | None) -> None:
     assert parse_rate(text) == bits
     assert format_rate(bits) == text

@@ -46,8 +46,24 @@ def refused(source, **arguments):
 
 # ---- Environment
 
-NOT_NUMBERS = ("", "x", "1x", "nan", "NaN", "-nan", "inf", "-inf", "Infinity", "-1", "-1e-300", "1e308", "1e309",
-               "0x10", MANY_DIGITS, NOT_UTF8)
+NOT_NUMBERS = (
+    "",
+    "x",
+    "1x",
+    "nan",
+    "NaN",
+    "-nan",
+    "inf",
+    "-inf",
+    "Infinity",
+    "-1",
+    "-1e-300",
+    "1e308",
+    "1e309",
+    "0x10",
+    MANY_DIGITS,
+    NOT_UTF8,
+)
 
 
 @pytest.mark.parametrize("value", NOT_NUMBERS + ("1e5",), ids=brief)
@@ -73,10 +89,29 @@ def test_names(monkeypatch, variable, value):
     refused(variable)
 
 
-@pytest.mark.parametrize("value", [
-    "lazy:", "lazy:0", "lazy:0.5", "lazy:-1", "lazy:nan", "lazy:inf", "lazy:1e13", "lazy:1e309", "lazy:1x", "lazy:1:1",
-    "priority:0", "priority:-0", "priority:" + MANY_DIGITS, "wfbp:1", "auto:1", ":1", "lazy:1\0x",
-], ids=brief)
+@pytest.mark.parametrize(
+    "value",
+    [
+        "lazy:",
+        "lazy:0",
+        "lazy:0.5",
+        "lazy:-1",
+        "lazy:nan",
+        "lazy:inf",
+        "lazy:1e13",
+        "lazy:1e309",
+        "lazy:1x",
+        "lazy:1:1",
+        "priority:0",
+        "priority:-0",
+        "priority:" + MANY_DIGITS,
+        "wfbp:1",
+        "auto:1",
+        ":1",
+        "lazy:1\0x",
+    ],
+    ids=brief,
+)
 def test_sizes_of_messages(monkeypatch, value):
     assert any(part in refused("dense: ", dense=value) for part in ("from 1 to 1e12", "not like any", "use one of"))
     if "\0" not in value:
@@ -84,9 +119,11 @@ def test_sizes_of_messages(monkeypatch, value):
         refused("POSEIDON_DENSE: ")
 
 
-@pytest.mark.parametrize("value", [
-    "a", "=sfb", "a=", "a=SFB", "a=sfb,b", "a=sfb,=auto", NOT_UTF8 + "=sfb", "a=" + NOT_UTF8, "[" * 50000 + "=sfb",
-], ids=brief)
+@pytest.mark.parametrize(
+    "value",
+    ["a", "=sfb", "a=", "a=SFB", "a=sfb,b", "a=sfb,=auto", NOT_UTF8 + "=sfb", "a=" + NOT_UTF8, "[" * 50000 + "=sfb"],
+    ids=brief,
+)
 def test_schemes_variable(monkeypatch, value):
     monkeypatch.setenv("POSEIDON_SCHEMES", value)
     refused("POSEIDON_SCHEMES")
@@ -118,9 +155,11 @@ def test_stall_time_is_refused(monkeypatch, value):
         stall_warning_seconds()
 
 
-@pytest.mark.parametrize(("value", "seconds"), [
-    ("0", 0), ("60", 60), ("0.5", 0.5), ("1e300", 1e9), ("inf", 1e9), (MANY_DIGITS, 1e9),
-], ids=brief)
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("0", 0), ("60", 60), ("0.5", 0.5), ("1e300", 1e9), ("inf", 1e9), (MANY_DIGITS, 1e9)],
+    ids=brief,
+)
 def test_a_stall_time_of_any_size_is_taken(monkeypatch, value, seconds):
     """It is Horovod's variable, and Horovod takes them."""
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", value)
@@ -142,9 +181,11 @@ class Hostile:
         raise RuntimeError
 
 
-@pytest.mark.parametrize("value", [
-    -1, math.nan, math.inf, -math.inf, 1e300, HUGE, -HUGE, True, "lots", [], {}, Hostile(), torch.ones(2),
-], ids=brief)
+@pytest.mark.parametrize(
+    "value",
+    [-1, math.nan, math.inf, -math.inf, 1e300, HUGE, -HUGE, True, "lots", [], {}, Hostile(), torch.ones(2)],
+    ids=brief,
+)
 def test_memory_limit(value):
     refused("memory_limit: ", memory_limit=value)
 
@@ -160,10 +201,25 @@ def test_uneven_steps(value):
     refused("uneven_steps: ", uneven_steps=value)
 
 
-@pytest.mark.parametrize("value", [
-    "a=sfb", ["a"], 5, {5: "sfb"}, {None: "sfb"}, {"a": None}, {"a": 1}, {"a": HUGE}, {"a": NOT_UTF8}, {"a": "SFB"},
-    {"[" * 50000: "sfb"}, {HUGE: "sfb"}, Hostile(),
-], ids=brief)
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a=sfb",
+        ["a"],
+        5,
+        {5: "sfb"},
+        {None: "sfb"},
+        {"a": None},
+        {"a": 1},
+        {"a": HUGE},
+        {"a": NOT_UTF8},
+        {"a": "SFB"},
+        {"[" * 50000: "sfb"},
+        {HUGE: "sfb"},
+        Hostile(),
+    ],
+    ids=brief,
+)
 def test_schemes(value):
     refused("schemes", schemes=value)
 
@@ -172,19 +228,35 @@ def network(kind, key, value):
     return {**NETWORK, kind: {**NETWORK[kind], key: value}}
 
 
-@pytest.mark.parametrize("value", [
-    -1, math.nan, math.inf, 1e308, 1e300, 1e5, HUGE, True, None, "x", [], {}, Hostile(),
-], ids=brief)
+@pytest.mark.parametrize(
+    "value", [-1, math.nan, math.inf, 1e308, 1e300, 1e5, HUGE, True, None, "x", [], {}, Hostile()], ids=brief
+)
 @pytest.mark.parametrize("kind", ["allreduce", "allgather"])
 @pytest.mark.parametrize("key", ["alpha_seconds", "beta_seconds_per_byte"])
 def test_network(kind, key, value):
     assert " from 0 to " in refused(f"network: {kind}, {key}: ", network=network(kind, key, value))
 
 
-@pytest.mark.parametrize("value", [
-    {}, [], 5, b"x", {"network": None}, {"network": []}, {"allreduce": NETWORK["allreduce"]},
-    {"allreduce": 1, "allgather": 2}, "/no/such/file", "", "\0", NOT_UTF8, "/dev/zero", "/",
-], ids=brief)
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        [],
+        5,
+        b"x",
+        {"network": None},
+        {"network": []},
+        {"allreduce": NETWORK["allreduce"]},
+        {"allreduce": 1, "allgather": 2},
+        "/no/such/file",
+        "",
+        "\0",
+        NOT_UTF8,
+        "/dev/zero",
+        "/",
+    ],
+    ids=brief,
+)
 def test_no_network(value):
     assert "cannot read a network" in refused("network: ", network=value)
 
@@ -208,15 +280,30 @@ def test_the_ends_of_ranges():
 # ---- Files
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"\xff\xfe{}", b"null", b"[]", b"{", b'"x"', b"1", b"NaN", b"[" * 100000, b'{"network": ' * 100000,
-    MANY_DIGITS.encode(),
-    json.dumps(NETWORK).encode("utf-16"), json.dumps(NETWORK).encode() + b"x", json.dumps({"network": None}).encode(),
-    json.dumps(network("allreduce", "alpha_seconds", 1e300)).encode(),
-    json.dumps(network("allreduce", "alpha_seconds", math.nan)).encode(),
-    json.dumps(network("allgather", "beta_seconds_per_byte", 7)).replace("7", MANY_DIGITS).encode(),
-    json.dumps(network("allgather", "beta_seconds_per_byte", 7)).replace("7", "9" * 400).encode(),
-], ids=brief)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe{}",
+        b"null",
+        b"[]",
+        b"{",
+        b'"x"',
+        b"1",
+        b"NaN",
+        b"[" * 100000,
+        b'{"network": ' * 100000,
+        MANY_DIGITS.encode(),
+        json.dumps(NETWORK).encode("utf-16"),
+        json.dumps(NETWORK).encode() + b"x",
+        json.dumps({"network": None}).encode(),
+        json.dumps(network("allreduce", "alpha_seconds", 1e300)).encode(),
+        json.dumps(network("allreduce", "alpha_seconds", math.nan)).encode(),
+        json.dumps(network("allgather", "beta_seconds_per_byte", 7)).replace("7", MANY_DIGITS).encode(),
+        json.dumps(network("allgather", "beta_seconds_per_byte", 7)).replace("7", "9" * 400).encode(),
+    ],
+    ids=brief,
+)
 def test_profile_files(monkeypatch, tmp_path, content):
     file = tmp_path / "network.json"
     file.write_bytes(content)
@@ -245,8 +332,28 @@ def test_a_file_name_that_is_not_utf8(monkeypatch, tmp_path):
     assert Config.resolve(None, None).network == (1e-3, 1e-9, 1e-3, 1e-9)
 
 
-TOKENS = ["NaN", "Infinity", "-Infinity", "1e308", "1e309", "-0.0", "5e-324", "null", "true", "[]", "{}", '""',
-          "9" * 400, MANY_DIGITS, "[" * 2000, '"network"', ",", "\\ud800", "\0", "\u00e9"]
+TOKENS = [
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e308",
+    "1e309",
+    "-0.0",
+    "5e-324",
+    "null",
+    "true",
+    "[]",
+    "{}",
+    '""',
+    "9" * 400,
+    MANY_DIGITS,
+    "[" * 2000,
+    '"network"',
+    ",",
+    "\\ud800",
+    "\0",
+    "\u00e9",
+]
 
 
 def mutated(text: bytes, random_: random.Random) -> bytes:
@@ -265,7 +372,7 @@ def mutated(text: bytes, random_: random.Random) -> bytes:
             data[at:at] = random_.choice(TOKENS).encode()
         else:
             begin = random_.randrange(len(data) + 1)
-            data[at:at] = data[begin:begin + random_.randint(1, 40)]
+            data[at:at] = data[begin : begin + random_.randint(1, 40)]
     return bytes(data)
 
 

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from harness.launch import launch
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -20,7 +19,9 @@ pytestmark = pytest.mark.timeout(300)
 def run(script: Path):
     """Losses per step, and tensors exchanged per scheme (None for plain Horovod)."""
     # The paper's rule: what is fastest on loopback differs from run to run.
-    launched = launch(2, [str(SCRIPTS / "run_and_report.py"), str(script)], seconds=120, env={"POSEIDON_POLICY": "bytes"}).expect_success()
+    launched = launch(
+        2, [str(SCRIPTS / "run_and_report.py"), str(script)], seconds=120, env={"POSEIDON_POLICY": "bytes"}
+    ).expect_success()
     losses = [float(value) for value in re.findall(r"loss \d+ (\S+)", launched.output)]
     assert len(losses) == STEPS, str(launched)
     schemes = re.search(r"schemes (\{.*\})", launched.output)
@@ -48,9 +49,15 @@ def plain(tmp_path_factory):
     return curves
 
 
-@pytest.mark.parametrize(("line", "optimizer"), [
-    ("import poseidon_hvd as hvd", SGD), ("import poseidon_hvd.torch as hvd", SGD), ("import poseidon_hvd as hvd", ADAM),
-], ids=["package", "package.torch", "package-adam"])
+@pytest.mark.parametrize(
+    ("line", "optimizer"),
+    [
+        ("import poseidon_hvd as hvd", SGD),
+        ("import poseidon_hvd.torch as hvd", SGD),
+        ("import poseidon_hvd as hvd", ADAM),
+    ],
+    ids=["package", "package.torch", "package-adam"],
+)
 def test_same_loss_curve(plain, tmp_path, line, optimizer):
     losses, schemes = curve(tmp_path, line, optimizer)
     for step, (ours, theirs) in enumerate(zip(losses, plain[optimizer])):

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from bench.cluster import Cluster, available
 from harness.cluster import need
 from harness.elastic import launch_elastic, prepare, replay
 from harness.launch import environment, horovodrun, launch
+
+from bench.cluster import Cluster, available
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "elastic.py")
 SECONDS = 180  # a new worker takes some ten on a busy machine
@@ -44,8 +44,13 @@ def test_workers_come_and_go(library, tmp_path):
     """One rank, two, three, and two again."""
     changes = [{"step": step, "size": size, "hosts": f"localhost:{size}\n"} for step, size in ((3, 2), (6, 3), (9, 2))]
     options = prepare(tmp_path, "localhost:1\n", library, steps=12, changes=changes)
-    launch(1, [SCRIPT, str(tmp_path)], seconds=SECONDS, env={"POSEIDON_POLICY": "sfb"},
-           options=[*options, "--network-interface", "lo"]).expect_success()
+    launch(
+        1,
+        [SCRIPT, str(tmp_path)],
+        seconds=SECONDS,
+        env={"POSEIDON_POLICY": "sfb"},
+        options=[*options, "--network-interface", "lo"],
+    ).expect_success()
     check(tmp_path, library, [*on(1, 0, 1, 2), *on(2, 3, 4, 5), *on(3, 6, 7, 8), *on(2, 9, 10, 11)])
 
 
@@ -59,9 +64,25 @@ def test_another_takes_the_place_of_a_dead_one(tmp_path):
 def test_two_hosts(tmp_path):
     """A worker comes on another host, and goes on alone from what it was given when the first one, rank 0, is lost."""
     need(*available())
-    options = prepare(tmp_path, "host1:1\n", "poseidon_hvd", steps=9, deaths=[{"step": 6, "size": 2, "rank": 0}],
-                      changes=[{"step": 3, "size": 2, "hosts": "host1:1\nhost0:1\n"}])
-    command = [horovodrun(), "-np", "1", *options, "--network-interfaces", "eth0", sys.executable, SCRIPT, str(tmp_path)]
+    options = prepare(
+        tmp_path,
+        "host1:1\n",
+        "poseidon_hvd",
+        steps=9,
+        deaths=[{"step": 6, "size": 2, "rank": 0}],
+        changes=[{"step": 3, "size": 2, "hosts": "host1:1\nhost0:1\n"}],
+    )
+    command = [
+        horovodrun(),
+        "-np",
+        "1",
+        *options,
+        "--network-interfaces",
+        "eth0",
+        sys.executable,
+        SCRIPT,
+        str(tmp_path),
+    ]
     with Cluster(hosts=2) as cluster:
         done = cluster.exec("host0", command, timeout=SECONDS, env=environment({"POSEIDON_POLICY": "sfb"}))
     assert done.returncode == 0, done.stdout

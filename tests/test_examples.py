@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from harness.launch import environment, launch
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -62,8 +61,16 @@ def test_output_is_no_flood(ours):
 
 def test_hidden_layers_travel_as_factors(ours):
     # 64 rows over both ranks against break-evens of 113 and 512 rows; 19 for the last layer.
-    assert {name: scheme_of(ours, name) for name in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias", "fc3.weight", "fc3.bias")} == {
-        "fc1.weight": "sfb", "fc1.bias": "sfb", "fc2.weight": "sfb", "fc2.bias": "sfb", "fc3.weight": "allreduce", "fc3.bias": "allreduce",
+    assert {
+        name: scheme_of(ours, name)
+        for name in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias", "fc3.weight", "fc3.bias")
+    } == {
+        "fc1.weight": "sfb",
+        "fc1.bias": "sfb",
+        "fc2.weight": "sfb",
+        "fc2.bias": "sfb",
+        "fc3.weight": "allreduce",
+        "fc3.bias": "allreduce",
     }
 
 
@@ -92,7 +99,9 @@ def test_reaches_97_percent():
 
 @pytest.mark.parametrize("arguments", [[], ["--horovod"]], ids=["poseidon_hvd", "horovod"])
 def test_runs_as_one_process(arguments):
-    done = subprocess.run([sys.executable, SCRIPT, *SHORT, *arguments], env=environment(), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *SHORT, *arguments], env=environment(), capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert epochs(done.stdout)[-1][1] > 85
     assert ("nothing is exchanged" in done.stdout) == (not arguments)
@@ -110,12 +119,18 @@ TOLERANCE = 1e-4
 def run(name, *arguments, options=()):
     """Output of the example on two ranks, with Horovod alone if it is given ``--horovod``."""
     script = str(EXAMPLES / f"{name}.py")
-    return launch(2, [script, *arguments], seconds=150, env={"POSEIDON_POLICY": "sfb"}, options=options).expect_success().output
+    return (
+        launch(2, [script, *arguments], seconds=150, env={"POSEIDON_POLICY": "sfb"}, options=options)
+        .expect_success()
+        .output
+    )
 
 
 def losses(output):
     """(number, loss) of each epoch or iteration."""
-    return [(int(number), float(loss)) for number, loss in re.findall(r"(?:epoch|iteration) (\d+): loss ([\d.]+)", output)]
+    return [
+        (int(number), float(loss)) for number, loss in re.findall(r"(?:epoch|iteration) (\d+): loss ([\d.]+)", output)
+    ]
 
 
 def compare(ours, horovods, factored):
@@ -128,7 +143,12 @@ def compare(ours, horovods, factored):
 
 
 def test_mnist(tmp_path):
-    arguments = ["--epochs", "2", "--lr", "0.01"]  # with more, a rounding error decides on percents of the loss, in Horovod alone too
+    arguments = [
+        "--epochs",
+        "2",
+        "--lr",
+        "0.01",
+    ]  # with more, a rounding error decides on percents of the loss, in Horovod alone too
     horovods = run("mnist", *arguments, "--save", str(tmp_path / "horovods.pt"), "--horovod")
     ours = run("mnist", *arguments, "--save", str(tmp_path / "ours.pt"))
     compare(ours, horovods, factored=4)
@@ -139,8 +159,20 @@ def test_mnist(tmp_path):
 
 
 def test_synthetic_benchmark_in_half_precision():
-    arguments = [*SMALL_PICTURES, "--model", "vgg16", "--fp16-allreduce", "--num-warmup-batches", "2", "--num-batches-per-iter", "2",
-                 "--num-iters", "3", "--lr", "0.2"]
+    arguments = [
+        *SMALL_PICTURES,
+        "--model",
+        "vgg16",
+        "--fp16-allreduce",
+        "--num-warmup-batches",
+        "2",
+        "--num-batches-per-iter",
+        "2",
+        "--num-iters",
+        "3",
+        "--lr",
+        "0.2",
+    ]
     ours, horovods = run("synthetic_benchmark", *arguments), run("synthetic_benchmark", *arguments, "--horovod")
     compare(ours, horovods, factored=6)
     for output in (ours, horovods):
@@ -149,11 +181,25 @@ def test_synthetic_benchmark_in_half_precision():
 
 def test_imagenet_and_its_checkpoints(tmp_path):
     """The third run goes on where the first one, with Horovod, was after one epoch."""
-    arguments = [*SMALL_PICTURES, "--images", "64", "--epochs", "2", "--warmup-epochs", "1.5", "--batches-per-allreduce", "2", "--checkpoints"]
+    arguments = [
+        *SMALL_PICTURES,
+        "--images",
+        "64",
+        "--epochs",
+        "2",
+        "--warmup-epochs",
+        "1.5",
+        "--batches-per-allreduce",
+        "2",
+        "--checkpoints",
+    ]
     folders = [tmp_path / name for name in ("horovods", "ours", "resumed")]
     for folder in folders:
         folder.mkdir()
-    horovods, ours = run("imagenet_resnet50", *arguments, str(folders[0]), "--horovod"), run("imagenet_resnet50", *arguments, str(folders[1]))
+    horovods, ours = (
+        run("imagenet_resnet50", *arguments, str(folders[0]), "--horovod"),
+        run("imagenet_resnet50", *arguments, str(folders[1])),
+    )
     compare(ours, horovods, factored=2)
     assert all(sorted(path.name for path in folder.iterdir()) == ["epoch-1.pt", "epoch-2.pt"] for folder in folders[:2])
     shutil.copy(folders[0] / "epoch-1.pt", folders[2])
@@ -162,12 +208,25 @@ def test_imagenet_and_its_checkpoints(tmp_path):
     assert resumed[0][1] == pytest.approx(losses(horovods)[1][1], rel=TOLERANCE)
 
 
-ELASTIC = [*SMALL_PICTURES, "--num-batches-per-iter", "2", "--num-iters", "5", "--iters-per-commit", "2", "--lose-rank-at", "4"]
+ELASTIC = [
+    *SMALL_PICTURES,
+    "--num-batches-per-iter",
+    "2",
+    "--num-iters",
+    "5",
+    "--iters-per-commit",
+    "2",
+    "--lose-rank-at",
+    "4",
+]
 
 
 def test_elastic_benchmark_goes_back_to_the_last_commit():
     """From iteration 4 to the end of 2: both libraries start again in the same processes and come to the same losses."""
-    ours, horovods = run("elastic_synthetic_benchmark", *ELASTIC), run("elastic_synthetic_benchmark", *ELASTIC, "--horovod")
+    ours, horovods = (
+        run("elastic_synthetic_benchmark", *ELASTIC),
+        run("elastic_synthetic_benchmark", *ELASTIC, "--horovod"),
+    )
     compare(ours, horovods, factored=2)
     assert [number for number, _ in losses(ours)] == [1, 2, 3, 3, 4, 5]
     first, again = (loss for number, loss in losses(ours) if number == 3)
@@ -181,7 +240,9 @@ def test_elastic_benchmark_survives_the_death_of_a_rank(tmp_path):
     hosts.write_text("#!/bin/sh\necho localhost:1\necho 127.0.0.1:1\n")
     hosts.chmod(0o755)
     options = ["--min-np", "1", "--max-np", "2", "--network-interface", "lo", "--host-discovery-script", str(hosts)]
-    ours, horovods = (run("elastic_synthetic_benchmark", *ELASTIC, *extra, options=options) for extra in ([], ["--horovod"]))
+    ours, horovods = (
+        run("elastic_synthetic_benchmark", *ELASTIC, *extra, options=options) for extra in ([], ["--horovod"])
+    )
     assert [number for number, _ in losses(ours)] == [number for number, _ in losses(horovods)] == [1, 2, 3, 3, 4, 5]
     for output in (ours, horovods):
         assert [int(ranks) for ranks in re.findall(r"images/s per rank on (\d) ranks", output)] == [2, 2, 2, 1, 1, 1]
@@ -190,7 +251,20 @@ def test_elastic_benchmark_survives_the_death_of_a_rank(tmp_path):
 
 
 def test_word_language_model():
-    arguments = ["--words", "4000", "--vocabulary", "500", "--width", "32", "--batch-size", "4", "--bptt", "20", "--epochs", "2"]
+    arguments = [
+        "--words",
+        "4000",
+        "--vocabulary",
+        "500",
+        "--width",
+        "32",
+        "--batch-size",
+        "4",
+        "--bptt",
+        "20",
+        "--epochs",
+        "2",
+    ]
     ours, horovods = run("word_language_model", *arguments), run("word_language_model", *arguments, "--horovod")
     compare(ours, horovods, factored=2)
     assert losses(ours)[1][1] < losses(ours)[0][1]
@@ -200,7 +274,11 @@ def test_word_language_model():
 def test_one_import_selects_the_library(path):
     source = path.read_text()
     if path.stem != "networks":
-        assert source.count("    import horovod.torch as hvd\n") == source.count("    import poseidon_hvd as hvd  # the one line") == 1
+        assert (
+            source.count("    import horovod.torch as hvd\n")
+            == source.count("    import poseidon_hvd as hvd  # the one line")
+            == 1
+        )
         assert source.count("args.horovod") <= 2 and "poseidon_hvd." not in source
     else:
         assert "hvd" not in source

@@ -1,7 +1,6 @@
 """Every case of ``cases/``: on ranks that are threads, or on 2 and 4 real ones, which it shares with others."""
 
 import pytest
-
 from harness.registry import find, selection
 from harness.world import World
 

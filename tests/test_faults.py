@@ -9,12 +9,12 @@ import re
 from pathlib import Path
 
 import pytest
-
-from bench.cluster import available
 from harness.cluster import need
 from harness.fault_table import ROWS
 from harness.faults import BY_LAUNCHER, HANGS, LIBRARIES, run
 from harness.launch import launch
+
+from bench.cluster import available
 
 SLACK = 5.0  # seconds beyond plain Horovod's own
 TABLE = os.environ.get("POSEIDON_FAULTS_JSON")

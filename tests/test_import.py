@@ -29,7 +29,9 @@ def import_after(preparation):
             id="other-torch",
         ),
         pytest.param(
-            "import horovod.torch; horovod.torch._MPI_LIB_AVAILABLE = False", ["ImportError", "build_horovod.py"], id="no-library"
+            "import horovod.torch; horovod.torch._MPI_LIB_AVAILABLE = False",
+            ["ImportError", "build_horovod.py"],
+            id="no-library",
         ),
     ],
 )
@@ -41,9 +43,11 @@ def test_misfit_is_an_import_error_that_says_what_to_do(preparation, expected):
 
 def test_needs_no_build_tools_when_it_runs():
     """Python >= 3.12 has no distutils, and setuptools is not installed with it."""
-    code = ("import sys\n"
-            "sys.modules.update(dict.fromkeys(('setuptools', 'distutils', 'pkg_resources', 'wheel', 'pybind11', 'cmake', 'ninja')))\n"
-            "import poseidon_hvd, poseidon_hvd.torch, horovod.runner.launch\n")
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('setuptools', 'distutils', 'pkg_resources', 'wheel', 'pybind11', 'cmake', 'ninja')))\n"
+        "import poseidon_hvd, poseidon_hvd.torch, horovod.runner.launch\n"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
@@ -51,9 +55,9 @@ def test_needs_no_build_tools_when_it_runs():
 def test_bound_to_horovods_pytorch_library():
     import os
 
-    import poseidon_hvd
     from horovod.torch import mpi_lib_v2
 
+    import poseidon_hvd
     from poseidon_hvd._native import _C
 
     _C.check_horovod_layout()

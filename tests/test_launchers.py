@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.cluster import need
+from harness.launch import LauncherMissing, environment, horovodrun, launch, run
 from horovod.torch import mpi_built
 
 from bench.cluster import Cluster, available
-from harness.cluster import need
-from harness.launch import LauncherMissing, environment, horovodrun, launch, run
 
 SCRIPTS = Path(__file__).parent / "scripts"
 # What a shell would change if anybody on the way forgot to quote.
@@ -50,7 +50,9 @@ def told_by(folder, ranks):
 
 def test_hosts_on_the_command_line(tmp_path):
     options = ["-H", HOSTS, "--fusion-threshold-mb", "1", "--cycle-time-ms", "2"]
-    launch(3, [str(SCRIPTS / "launched.py"), str(tmp_path), *WORDS], seconds=120, env=GIVEN, options=options).expect_success()
+    launch(
+        3, [str(SCRIPTS / "launched.py"), str(tmp_path), *WORDS], seconds=120, env=GIVEN, options=options
+    ).expect_success()
     reports = told_by(tmp_path, 3)
     check(reports, PLACES)
     for told in reports:
@@ -61,7 +63,9 @@ def test_hosts_on_the_command_line(tmp_path):
 def test_hosts_file(tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost slots=2\n127.0.0.1 slots=1\n")
-    launch(3, [str(SCRIPTS / "launched.py"), str(tmp_path)], seconds=120, env=GIVEN, options=["-hostfile", str(hosts)]).expect_success()
+    launch(
+        3, [str(SCRIPTS / "launched.py"), str(tmp_path)], seconds=120, env=GIVEN, options=["-hostfile", str(hosts)]
+    ).expect_success()
     check(told_by(tmp_path, 3), PLACES)
 
 
@@ -85,8 +89,13 @@ def test_mpirun(tmp_path):
     if mpirun is None or not mpi_built():
         pytest.skip("without MPI in Horovod a process that mpirun starts is a job of its own")
     # Open MPI's words, of versions 4 and 5, for "as root, too" and "on fewer cores, too"; others do not ask.
-    env = {**GIVEN, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
-           "PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE"}
+    env = {
+        **GIVEN,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE",
+    }
     command = [mpirun, "-np", "2", sys.executable, str(SCRIPTS / "launched.py"), str(tmp_path), *WORDS]
     run(command, seconds=120, env=env).expect_success()
     reports = told_by(tmp_path, 2)
@@ -97,17 +106,29 @@ def test_mpirun(tmp_path):
 def test_timeline(tmp_path):
     """Horovod's timeline has our messages, under names that say the scheme and do not grow with the steps."""
     timeline = tmp_path / "timeline.json"
-    launch(2, [str(SCRIPTS / "launched.py"), str(tmp_path)], seconds=120, env=GIVEN,
-           options=["--timeline-filename", str(timeline)]).expect_success()
+    launch(
+        2,
+        [str(SCRIPTS / "launched.py"), str(tmp_path)],
+        seconds=120,
+        env=GIVEN,
+        options=["--timeline-filename", str(timeline)],
+    ).expect_success()
     check(told_by(tmp_path, 2), [([0, 2], [0, 1]), ([1, 2], [0, 1])])
     events = json.loads(timeline.read_text())
-    names = {event["args"]["name"] for event in events if event.get("name") == "process_name" and "name" in event["args"]}
+    names = {
+        event["args"]["name"] for event in events if event.get("name") == "process_name" and "name" in event["args"]
+    }
     ours = {re.sub(r"^poseidon\.0\.", "", name) for name in names if name.startswith("poseidon.")}
     parameters = ["0.weight", "0.bias", "2.weight", "2.bias"]
     # The first step is dense; then a weight takes its bias along.
     assert {name for name in ours if not name.startswith("agree.")} == {
-        *(f"allreduce.{name}" for name in parameters), "sfb.0.weight", "sfb.2.weight"}
-    assert {"agree.profile", "agree.plan", "agree.hash"} <= ours and not [name for name in ours if re.search(r"^agree.*\d", name)]
+        *(f"allreduce.{name}" for name in parameters),
+        "sfb.0.weight",
+        "sfb.2.weight",
+    }
+    assert {"agree.profile", "agree.plan", "agree.hash"} <= ours and not [
+        name for name in ours if re.search(r"^agree.*\d", name)
+    ]
     assert {f"allreduce.{name}" for name in parameters} <= names  # Horovod's own optimizer, in the same file
     assert min(event["ts"] for event in events if "ts" in event) < 60e6  # microseconds since the start
 
@@ -124,8 +145,18 @@ def cluster():
 
 def on_cluster(cluster, folder, ranks, *options, prefix=()):
     """horovodrun on host0, with no word about ports or keys: those are the business of ssh's own configuration."""
-    command = [*prefix, horovodrun(), "-np", str(ranks), "--disable-cache", *options, sys.executable, str(SCRIPTS / "launched.py"),
-               str(folder), *WORDS]
+    command = [
+        *prefix,
+        horovodrun(),
+        "-np",
+        str(ranks),
+        "--disable-cache",
+        *options,
+        sys.executable,
+        str(SCRIPTS / "launched.py"),
+        str(folder),
+        *WORDS,
+    ]
     done = cluster.exec("host0", command, timeout=120, env=environment(GIVEN))
     assert done.returncode == 0, done.stdout
     return told_by(folder, ranks)
@@ -159,9 +190,21 @@ def test_own_name_that_does_not_resolve(cluster, tmp_path):
 
 def test_host_that_does_not_exist(cluster):
     """An error that names it, from horovodrun; no rank is started."""
-    command = [horovodrun(), "-np", "2", "--disable-cache", "-H", "host0:1,nowhere:1", sys.executable, "-c", "print('started')"]
+    command = [
+        horovodrun(),
+        "-np",
+        "2",
+        "--disable-cache",
+        "-H",
+        "host0:1,nowhere:1",
+        sys.executable,
+        "-c",
+        "print('started')",
+    ]
     done = cluster.exec("host0", command, timeout=60, env=environment())
-    assert done.returncode != 0 and "nowhere" in done.stdout and "could not connect to some hosts via ssh" in done.stdout, done.stdout
+    assert (
+        done.returncode != 0 and "nowhere" in done.stdout and "could not connect to some hosts via ssh" in done.stdout
+    ), done.stdout
     assert "<stdout>:started" not in done.stdout
 
 

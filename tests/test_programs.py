@@ -5,19 +5,13 @@
 """
 
 import os
-from contextlib import contextmanager
-from typing import Callable, List
+from typing import Callable
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
-
-import poseidon_hvd as hvd
-from programs import actions as a
 from programs.machine import Machine
-from programs.models import Layer, Spec
-from programs.program import Program, Settings
-from programs.reference import expect
+from programs.program import Program
 from programs.run import Runner, Wrong, read, wrap
 from programs.strategies import programs
 
@@ -36,8 +30,15 @@ def one_thread():
 def for_programs(check: Callable[[Program], None], count: int, *, shrink: bool = False) -> None:
     """Without a deadline of hypothesis' own, which is in wall time: the world in which a program runs has one."""
     phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
-    options = settings(max_examples=count, deadline=None, database=None, phases=phases, report_multiple_bugs=False,
-                       suppress_health_check=list(HealthCheck), print_blob=False)
+    options = settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=phases,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
     seed(SEED)(options(given(programs())(check)))()
 
 
@@ -56,7 +57,9 @@ def test_programs_end_as_with_one_process():
 def _with_hook(**hooks) -> Callable:
     def make(machine: Machine, base):
         optimizer = wrap(machine, base)
-        optimizer.register_reduction_hook(**{when: lambda name, grad, f=f: f(machine, name, grad) for when, f in hooks.items()})
+        optimizer.register_reduction_hook(
+            **{when: lambda name, grad, f=f: f(machine, name, grad) for when, f in hooks.items()}
+        )
         return optimizer
 
     return make
@@ -73,7 +76,9 @@ def _last_bit_of_a_replica(machine, name, grad):
 
 
 def _sum_instead_of_average(machine, base):
-    machine.program = _changed(machine.program, op="Sum" if machine.program.settings.op == "Average" else "Average", predivide=1.0)
+    machine.program = _changed(
+        machine.program, op="Sum" if machine.program.settings.op == "Average" else "Average", predivide=1.0
+    )
     return wrap(machine, base)
 
 
@@ -102,16 +107,21 @@ def _zero_grad_that_does_nothing(machine, base):
     return optimizer
 
 
-@pytest.mark.parametrize("make, programs_needed", [
-    (_with_hook(before=_one_gradient_a_little_wrong), 20),
-    (_with_hook(after=_last_bit_of_a_replica), 20),
-    (_sum_instead_of_average, 5),
-    (_reduced_later, 20),
-    (_zero_grad_that_does_nothing, 100),
-], ids=["wrong by 1e-3", "last bit of a replica", "sum for average", "reduced later", "refused no more"])
+@pytest.mark.parametrize(
+    "make, programs_needed",
+    [
+        (_with_hook(before=_one_gradient_a_little_wrong), 20),
+        (_with_hook(after=_last_bit_of_a_replica), 20),
+        (_sum_instead_of_average, 5),
+        (_reduced_later, 20),
+        (_zero_grad_that_does_nothing, 100),
+    ],
+    ids=["wrong by 1e-3", "last bit of a replica", "sum for average", "reduced later", "refused no more"],
+)
 def test_faults_are_found(make, programs_needed):
     found = []
     with Runner(make) as runner:
+
         def check(program):
             if not found:
                 try:
@@ -124,7 +134,7 @@ def test_faults_are_found(make, programs_needed):
 
 
 def test_texts_are_programs():
-    drawn: List[Program] = []
+    drawn: list[Program] = []
     for_programs(lambda program: drawn.append(program), 30)
     for program in drawn:
         assert read(program.text()) == program

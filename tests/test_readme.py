@@ -5,14 +5,16 @@ import re
 from pathlib import Path
 
 import pytest
-
-import poseidon_hvd as hvd
 from harness.launch import launch
 from harness.registry import cases_of
 
+import poseidon_hvd as hvd
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").glob("*.md")
+)
 
 
 def block(language):
@@ -25,7 +27,9 @@ def test_example_runs_and_prints_what_the_readme_shows(tmp_path):
     script = tmp_path / "readme.py"
     script.write_text(block("python"))
     output = launch(2, [str(script)], seconds=120, env={"POSEIDON_POLICY": "bytes"}).expect_success().output
-    printed = [line.partition("<stdout>:")[2].rstrip() for line in output.splitlines() if line.startswith("[0]<stdout>:")]
+    printed = [
+        line.partition("<stdout>:")[2].rstrip() for line in output.splitlines() if line.startswith("[0]<stdout>:")
+    ]
     assert "\n".join(printed).strip() == block("text").strip()
 
 
@@ -127,7 +131,11 @@ def test_cases_are_tested_or_say_what_they_wait_for():
 
 def test_cases_that_tests_and_sources_speak_of_are_in_the_page():
     numbers = {row[0] for row in case_rows()}
-    sources = [path for folder, kind in (("tests", "*.py"), ("csrc", "*.cc"), ("csrc", "*.h")) for path in (ROOT / folder).rglob(kind)]
+    sources = [
+        path
+        for folder, kind in (("tests", "*.py"), ("csrc", "*.cc"), ("csrc", "*.h"))
+        for path in (ROOT / folder).rglob(kind)
+    ]
     spoken = {number for path in sources for number in re.findall(r"cases\.md (\d+)", path.read_text())}
     assert spoken and spoken <= numbers, spoken - numbers
 

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from harness.fault_table import ROWS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -19,7 +19,7 @@ from poseidon_hvd.optimizer import _DistributedOptimizer
 
 PACKAGES = ["poseidon_hvd", "poseidon_hvd.torch"]
 THEIRS = "horovod.torch"
-MODULES = [""] + [info.name[len(THEIRS):] for info in pkgutil.walk_packages(horovod.torch.__path__, THEIRS + ".")]
+MODULES = [""] + [info.name[len(THEIRS) :] for info in pkgutil.walk_packages(horovod.torch.__path__, THEIRS + ".")]
 
 # Made on the class for its own use; no script could call it with a purpose.
 NOT_PUBLIC = {"find_duplicates"}
@@ -60,13 +60,48 @@ def names_of(module):
 def test_the_walk_sees_what_users_import():
     seen = {f"{module}.{name}".strip(".") for module in MODULES for name, _ in names_of(module)}
     assert {
-        "allreduce", "allreduce_async_", "grouped_allreduce", "sparse_allreduce_async", "allgather", "broadcast_", "alltoall", "reducescatter",
-        "grouped_reducescatter", "join", "barrier", "poll", "synchronize", "init", "shutdown", "start_timeline", "mpi_built", "nccl_built",
-        "broadcast_parameters", "broadcast_optimizer_state", "broadcast_object", "allgather_object", "ProcessSet.included", "add_process_set",
-        "remove_process_set", "HorovodInternalError", "Compression.none.compress", "Compression.fp16.decompress", "DistributedOptimizer",
-        "SyncBatchNorm.forward", "elastic.run", "elastic.TorchState", "elastic.TorchState.commit", "elastic.TorchState.register_reset_callbacks",
-        "elastic.ElasticSampler.record_batch", "elastic.state.TorchState.sync", "elastic.sampler.ElasticSampler", "mpi_ops.is_homogeneous",
-        "functions.broadcast_object", "optimizer.DistributedOptimizer", "sync_batch_norm.SyncBatchNorm", "compression.Compression",
+        "allreduce",
+        "allreduce_async_",
+        "grouped_allreduce",
+        "sparse_allreduce_async",
+        "allgather",
+        "broadcast_",
+        "alltoall",
+        "reducescatter",
+        "grouped_reducescatter",
+        "join",
+        "barrier",
+        "poll",
+        "synchronize",
+        "init",
+        "shutdown",
+        "start_timeline",
+        "mpi_built",
+        "nccl_built",
+        "broadcast_parameters",
+        "broadcast_optimizer_state",
+        "broadcast_object",
+        "allgather_object",
+        "ProcessSet.included",
+        "add_process_set",
+        "remove_process_set",
+        "HorovodInternalError",
+        "Compression.none.compress",
+        "Compression.fp16.decompress",
+        "DistributedOptimizer",
+        "SyncBatchNorm.forward",
+        "elastic.run",
+        "elastic.TorchState",
+        "elastic.TorchState.commit",
+        "elastic.TorchState.register_reset_callbacks",
+        "elastic.ElasticSampler.record_batch",
+        "elastic.state.TorchState.sync",
+        "elastic.sampler.ElasticSampler",
+        "mpi_ops.is_homogeneous",
+        "functions.broadcast_object",
+        "optimizer.DistributedOptimizer",
+        "sync_batch_norm.SyncBatchNorm",
+        "compression.Compression",
     } <= seen
 
 
@@ -90,20 +125,23 @@ def test_same_names_and_signatures(package, module):
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-@pytest.mark.parametrize("statement", [
-    "import {} as hvd; hvd.elastic.run, hvd.elastic.TorchState, hvd.elastic.ElasticSampler, hvd.elastic.state.TorchState",
-    "import {} as hvd; hvd.mpi_ops.allreduce_async_, hvd.optimizer.DistributedOptimizer, hvd.compression.Compression.fp16",
-    "import {}.elastic as elastic; elastic.run",
-    "from {} import elastic, mpi_ops, optimizer, SyncBatchNorm, HorovodInternalError",
-    "from {}.elastic import run, TorchState, ElasticSampler",
-    "from {}.elastic.state import TorchState, ObjectState, get_handler_registry",
-    "from {}.elastic.sampler import ElasticSampler",
-    "from {}.mpi_ops import allreduce_async_, synchronize, size, rank, Average, Sum, ProcessSet, global_process_set",
-    "from {}.functions import broadcast_object, broadcast_optimizer_state",
-    "from {}.compression import Compression",
-    "from {}.sync_batch_norm import SyncBatchNorm",
-    "from {}.optimizer import DistributedOptimizer, _DistributedOptimizer",
-])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import {} as hvd; hvd.elastic.run, hvd.elastic.TorchState, hvd.elastic.ElasticSampler, hvd.elastic.state.TorchState",
+        "import {} as hvd; hvd.mpi_ops.allreduce_async_, hvd.optimizer.DistributedOptimizer, hvd.compression.Compression.fp16",
+        "import {}.elastic as elastic; elastic.run",
+        "from {} import elastic, mpi_ops, optimizer, SyncBatchNorm, HorovodInternalError",
+        "from {}.elastic import run, TorchState, ElasticSampler",
+        "from {}.elastic.state import TorchState, ObjectState, get_handler_registry",
+        "from {}.elastic.sampler import ElasticSampler",
+        "from {}.mpi_ops import allreduce_async_, synchronize, size, rank, Average, Sum, ProcessSet, global_process_set",
+        "from {}.functions import broadcast_object, broadcast_optimizer_state",
+        "from {}.compression import Compression",
+        "from {}.sync_batch_norm import SyncBatchNorm",
+        "from {}.optimizer import DistributedOptimizer, _DistributedOptimizer",
+    ],
+)
 def test_import_statements(package, statement):
     exec(statement.format(package), {})
 
@@ -114,7 +152,10 @@ def wrapped():
     horovod.torch.init()
     models = [torch.nn.Linear(2, 2) for _ in range(2)]
     wrappers = horovod.torch.DistributedOptimizer, poseidon_hvd.DistributedOptimizer
-    return [wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()) for wrap, model in zip(wrappers, models)]
+    return [
+        wrap(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        for wrap, model in zip(wrappers, models)
+    ]
 
 
 def test_wrapped_optimizer_has_everything_public(wrapped):
@@ -123,17 +164,37 @@ def test_wrapped_optimizer_has_everything_public(wrapped):
     assert ours - theirs == {"plan", "register_reduction_hook", "scheme_report", "stats", "weigh"}
 
 
-@pytest.mark.parametrize("name", [name for name, member in vars(horovod.torch.optimizer._DistributedOptimizer).items()
-                                  if inspect.isfunction(member) and not name.startswith("_")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, member in vars(horovod.torch.optimizer._DistributedOptimizer).items()
+        if inspect.isfunction(member) and not name.startswith("_")
+    ],
+)
 def test_methods_take_horovods_arguments(wrapped, name):
     theirs, ours = (inspect.signature(getattr(optimizer, name)).parameters for optimizer in wrapped)
     variadic = {p.kind for p in ours.values()} & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     for parameter in theirs.values():
-        assert len(variadic) == 2 or (ours[parameter.name].kind, ours[parameter.name].default) == (parameter.kind, parameter.default)
+        assert len(variadic) == 2 or (ours[parameter.name].kind, ours[parameter.name].default) == (
+            parameter.kind,
+            parameter.default,
+        )
     assert len(variadic) == 2 or list(ours) == list(theirs)
 
 
 def test_methods_that_horovod_adds_are_ours():
-    added = {name for name, member in vars(horovod.torch.optimizer._DistributedOptimizer).items() if inspect.isfunction(member)}
-    assert {"synchronize", "skip_synchronize", "step", "zero_grad", "load_state_dict", "set_backward_passes_per_step"} <= added
+    added = {
+        name
+        for name, member in vars(horovod.torch.optimizer._DistributedOptimizer).items()
+        if inspect.isfunction(member)
+    }
+    assert {
+        "synchronize",
+        "skip_synchronize",
+        "step",
+        "zero_grad",
+        "load_state_dict",
+        "set_backward_passes_per_step",
+    } <= added
     assert {name for name in added if not name.startswith("_")} <= set(vars(_DistributedOptimizer))

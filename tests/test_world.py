@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-import poseidon_hvd as hvd
 from cases.linear import mlp
 from cases.linear import train as train_mlp
 from harness import native
@@ -17,6 +15,8 @@ from harness.compare import Run3
 from harness.registry import MODULES, cases_of, selection
 from harness.seeding import seeded
 from harness.world import RanksFailed, World
+
+import poseidon_hvd as hvd
 from poseidon_hvd import _runtime
 
 OURS = ("rank-", "poseidon-engine", "local-transport")
@@ -291,9 +291,18 @@ def test_random_numbers_are_those_of_a_process():
         with seeded(5):
             inner = torch.rand(3)
         x = torch.nn.functional.dropout(layer[1](layer[0](torch.ones(2, 40, dtype=torch.float64))), 0.3)
-        return [*layer.parameters(), inner, x, torch.randn(3), torch.randint(9, (5,)), torch.randperm(6),
-                torch.randn_like(x), torch.bernoulli(torch.full((9,), 0.5)), torch.empty(4).normal_(),
-                torch.get_rng_state()]
+        return [
+            *layer.parameters(),
+            inner,
+            x,
+            torch.randn(3),
+            torch.randint(9, (5,)),
+            torch.randperm(6),
+            torch.randn_like(x),
+            torch.bernoulli(torch.full((9,), 0.5)),
+            torch.empty(4).normal_(),
+            torch.get_rng_state(),
+        ]
 
     with torch.random.fork_rng():
         expected = draws()
@@ -309,9 +318,14 @@ def test_random_numbers_that_all_ranks_would_share_are_refused():
         world.run(lambda rank: torch.poisson(torch.ones(3)))
 
 
-@pytest.mark.parametrize("change, what", [(lambda: os.environ.update(POSEIDON_TEST_WORLD="1"), "environment"),
-                                          (lambda: torch.set_default_dtype(torch.float64), "default dtype"),
-                                          (lambda: torch.autograd.set_detect_anomaly(True), "anomaly mode")])
+@pytest.mark.parametrize(
+    "change, what",
+    [
+        (lambda: os.environ.update(POSEIDON_TEST_WORLD="1"), "environment"),
+        (lambda: torch.set_default_dtype(torch.float64), "default dtype"),
+        (lambda: torch.autograd.set_detect_anomaly(True), "anomaly mode"),
+    ],
+)
 def test_changes_of_the_process_are_refused(change, what, monkeypatch):
     monkeypatch.delenv("POSEIDON_TEST_WORLD", raising=False)
     try:

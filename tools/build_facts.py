@@ -21,8 +21,10 @@ def _torch():
     try:
         import torch
     except ImportError as error:
-        raise BuildError(f"torch does not import ({error}). Install torch first, then this package with "
-                         "`pip install --no-build-isolation .`: the extension is compiled against that torch.") from error
+        raise BuildError(
+            f"torch does not import ({error}). Install torch first, then this package with "
+            "`pip install --no-build-isolation .`: the extension is compiled against that torch."
+        ) from error
     version = tuple(int(part) for part in re.match(r"(\d+)\.(\d+)", torch.__version__).groups())
     if version < MINIMUM_TORCH:
         raise BuildError(f"torch {torch.__version__} is too old; install torch >= 2.1.")
@@ -37,22 +39,30 @@ def _horovod(torch_version):
     except ImportError as error:
         raise BuildError(f"Horovod is not installed. {build_it}") from error
     if horovod.__version__ not in SDIST_SHA256:
-        raise BuildError(f"Horovod {horovod.__version__} is installed (torch is {torch_version}), but this package is "
-                         f"written for the C++ interface of {allowed}. {build_it}")
+        raise BuildError(
+            f"Horovod {horovod.__version__} is installed (torch is {torch_version}), but this package is "
+            f"written for the C++ interface of {allowed}. {build_it}"
+        )
     try:
         import horovod.torch as hvd
+
         hvd.mpi_ops  # missing where Horovod was built without torch
     except (ImportError, AttributeError, RuntimeError) as error:
-        raise BuildError(f"Horovod {horovod.__version__} does not import with torch {torch_version}: {error}. "
-                         f"It was built for another torch or without torch. {build_it}") from error
+        raise BuildError(
+            f"Horovod {horovod.__version__} does not import with torch {torch_version}: {error}. "
+            f"It was built for another torch or without torch. {build_it}"
+        ) from error
     return horovod, hvd
 
 
 def _gpu(hvd):
     """('CUDA' | 'ROCM' | '', include folder). Decides HAVE_GPU, which changes the layout of Horovod's Status."""
     from torch.utils import cpp_extension
-    for kind, built, home in (("CUDA", hvd.cuda_built(), cpp_extension.CUDA_HOME),
-                              ("ROCM", hvd.rocm_built(), cpp_extension.ROCM_HOME)):
+
+    for kind, built, home in (
+        ("CUDA", hvd.cuda_built(), cpp_extension.CUDA_HOME),
+        ("ROCM", hvd.rocm_built(), cpp_extension.ROCM_HOME),
+    ):
         if built and home is None:
             raise BuildError(f"Horovod was built with {kind}, but its headers were not found; set {kind}_HOME.")
         if built:

@@ -20,15 +20,31 @@ import sys
 import sysconfig
 import tempfile
 
-from horovod_source import DEFAULT_CACHE, HEADER_EDITS, SDIST_SHA256, Edit, SourceError
-from horovod_source import apply_edits, digest, fetch_sdist, unpack
+from horovod_source import (
+    DEFAULT_CACHE,
+    HEADER_EDITS,
+    SDIST_SHA256,
+    Edit,
+    SourceError,
+    apply_edits,
+    digest,
+    fetch_sdist,
+    unpack,
+)
 
 VERSION = "0.28.1"
 
 # What Horovod imports while it is built or run: import name -> name on PyPI. It must be installed beforehand, because
 # the build runs without isolation (isolation would fetch another torch).
-REQUIREMENTS = {"cffi": "cffi", "cloudpickle": "cloudpickle", "packaging": "packaging", "psutil": "psutil",
-                "yaml": "pyyaml", "setuptools": "setuptools", "wheel": "wheel"}
+REQUIREMENTS = {
+    "cffi": "cffi",
+    "cloudpickle": "cloudpickle",
+    "packaging": "packaging",
+    "psutil": "psutil",
+    "yaml": "pyyaml",
+    "setuptools": "setuptools",
+    "wheel": "wheel",
+}
 
 # Prints version, torch's version at build time and now, and what is built in; fails if Horovod does not import.
 PROBE = """
@@ -55,50 +71,81 @@ def cuda_forced_but_incomplete(torch):
     if not torch.version.cuda or any(name.startswith("HOROVOD_GPU") for name in os.environ):
         return False
     from torch.utils.cpp_extension import CUDA_HOME
+
     return CUDA_HOME is not None and not pathlib.Path(CUDA_HOME, "include", "cuda_runtime.h").is_file()
 
 
 def edits_for(torch_version, without_cuda):
     standard = cxx_standard(torch_version)
     cpu_edits = (
-        Edit("cmake/Modules/FindPytorch.cmake",
-             "print(True if ((torch.version.cuda is not None) and (CUDA_HOME is not None)) else False)",
-             "print(False)",
-             "a CUDA-built torch and an nvcc without its headers: build for CPU tensors, as if there were no nvcc"),
-    ) if without_cuda else ()
-    return cpu_edits + HEADER_EDITS + (
-        Edit("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", f"set(CMAKE_CXX_STANDARD {standard})",
-             "torch's headers refuse C++14"),
-        Edit("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", f"set(CMAKE_CXX_STANDARD {standard})",
-             "torch's headers refuse C++14"),
-        Edit("third_party/gloo/CMakeLists.txt", "-std=c++11 -fPIC", "-fPIC",
-             "the bundled gloo follows the project's standard instead of its own C++11"),
-        Edit("horovod/torch/CMakeLists.txt",
-             "from distutils.sysconfig import get_python_inc; print(get_python_inc())",
-             "import sysconfig; print(sysconfig.get_path('include'))",
-             "Python >= 3.12 has no distutils"),
-        Edit("horovod/runner/js_run.py",
-             "from distutils.spawn import find_executable\n",
-             "from shutil import which as find_executable\n",
-             "Python >= 3.12 has no distutils, and every horovodrun imports this file"),
-        Edit("horovod/runner/http/http_server.py",
-             "                        self.server.finished_list.clear()\n",
-             "                        self.server.finished_list.pop(scope)\n",
-             "a finished scope must not reset the count of the others, or their addresses outlive a shutdown "
-             "and the next init connects to closed ports"),
-        Edit("horovod/common/gloo/gloo_context.cc",
-             "  device_attr.iface = gloo_iface_;\n"
-             "  device_attr.ai_family = AF_UNSPEC;\n"
-             "  auto dev = CreateDevice(device_attr);\n"
-             "\n"
-             "  global_ctx = global_context.ctx;\n",
-             "  gloo_iface_ = global_context.gloo_iface_;\n"
-             "  device_attr.iface = gloo_iface_;\n"
-             "  device_attr.ai_family = AF_UNSPEC;\n"
-             "  auto dev = CreateDevice(device_attr);\n"
-             "\n"
-             "  global_ctx = global_context.ctx;\n",
-             "process sets, the global one included, must bind the interface the user chose, not the host name's"),
+        (
+            Edit(
+                "cmake/Modules/FindPytorch.cmake",
+                "print(True if ((torch.version.cuda is not None) and (CUDA_HOME is not None)) else False)",
+                "print(False)",
+                "a CUDA-built torch and an nvcc without its headers: build for CPU tensors, as if there were no nvcc",
+            ),
+        )
+        if without_cuda
+        else ()
+    )
+    return (
+        cpu_edits
+        + HEADER_EDITS
+        + (
+            Edit(
+                "CMakeLists.txt",
+                "set(CMAKE_CXX_STANDARD 14)",
+                f"set(CMAKE_CXX_STANDARD {standard})",
+                "torch's headers refuse C++14",
+            ),
+            Edit(
+                "horovod/torch/CMakeLists.txt",
+                "set(CMAKE_CXX_STANDARD 14)",
+                f"set(CMAKE_CXX_STANDARD {standard})",
+                "torch's headers refuse C++14",
+            ),
+            Edit(
+                "third_party/gloo/CMakeLists.txt",
+                "-std=c++11 -fPIC",
+                "-fPIC",
+                "the bundled gloo follows the project's standard instead of its own C++11",
+            ),
+            Edit(
+                "horovod/torch/CMakeLists.txt",
+                "from distutils.sysconfig import get_python_inc; print(get_python_inc())",
+                "import sysconfig; print(sysconfig.get_path('include'))",
+                "Python >= 3.12 has no distutils",
+            ),
+            Edit(
+                "horovod/runner/js_run.py",
+                "from distutils.spawn import find_executable\n",
+                "from shutil import which as find_executable\n",
+                "Python >= 3.12 has no distutils, and every horovodrun imports this file",
+            ),
+            Edit(
+                "horovod/runner/http/http_server.py",
+                "                        self.server.finished_list.clear()\n",
+                "                        self.server.finished_list.pop(scope)\n",
+                "a finished scope must not reset the count of the others, or their addresses outlive a shutdown "
+                "and the next init connects to closed ports",
+            ),
+            Edit(
+                "horovod/common/gloo/gloo_context.cc",
+                "  device_attr.iface = gloo_iface_;\n"
+                "  device_attr.ai_family = AF_UNSPEC;\n"
+                "  auto dev = CreateDevice(device_attr);\n"
+                "\n"
+                "  global_ctx = global_context.ctx;\n",
+                "  gloo_iface_ = global_context.gloo_iface_;\n"
+                "  device_attr.iface = gloo_iface_;\n"
+                "  device_attr.ai_family = AF_UNSPEC;\n"
+                "  auto dev = CreateDevice(device_attr);\n"
+                "\n"
+                "  global_ctx = global_context.ctx;\n",
+                "process sets, the global one included, must bind the interface the user chose, not the host name's",
+            ),
+        )
     )
 
 
@@ -121,8 +168,17 @@ def build_environment(jobs):
 
 def cache_key(torch_version, edits, env):
     """Everything that may change the wheel."""
-    parts = [VERSION, digest(edits), torch_version, sysconfig.get_config_var("SOABI"), sysconfig.get_platform(),
-             platform.libc_ver()[1], env.get("CC"), env.get("CXX"), shutil.which("mpicxx", path=env["PATH"])]
+    parts = [
+        VERSION,
+        digest(edits),
+        torch_version,
+        sysconfig.get_config_var("SOABI"),
+        sysconfig.get_platform(),
+        platform.libc_ver()[1],
+        env.get("CC"),
+        env.get("CXX"),
+        shutil.which("mpicxx", path=env["PATH"]),
+    ]
     parts += sorted(f"{name}={value}" for name, value in env.items() if name.startswith("HOROVOD_"))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
@@ -132,8 +188,10 @@ def build_wheel(torch, cache_dir, jobs):
     torch_version = torch.__version__
     without_cuda = cuda_forced_but_incomplete(torch)
     if without_cuda:
-        print("note: nvcc was found, but not the CUDA headers beside it: this Horovod will be for CPU tensors only; "
-              "for GPU tensors install the whole toolkit or set CUDA_HOME to it")
+        print(
+            "note: nvcc was found, but not the CUDA headers beside it: this Horovod will be for CPU tensors only; "
+            "for GPU tensors install the whole toolkit or set CUDA_HOME to it"
+        )
     edits = edits_for(torch_version, without_cuda)
     env = build_environment(jobs)
     folder = cache_dir / f"horovod-{VERSION}-torch-{torch_version}-{cache_key(torch_version, edits, env)}"
@@ -146,10 +204,24 @@ def build_wheel(torch, cache_dir, jobs):
         source, out = pathlib.Path(work, "source"), pathlib.Path(work, "out")
         unpack(sdist, source)
         apply_edits(source, edits)
-        print(f"building Horovod {VERSION} for torch {torch_version} with C++{cxx_standard(torch_version)} "
-              f"({env['MAKEFLAGS']}; a few minutes, quiet)", flush=True)
-        command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--use-pep517",
-                   "--no-cache-dir", "--wheel-dir", str(out), str(source)]
+        print(
+            f"building Horovod {VERSION} for torch {torch_version} with C++{cxx_standard(torch_version)} "
+            f"({env['MAKEFLAGS']}; a few minutes, quiet)",
+            flush=True,
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--no-deps",
+            "--no-build-isolation",
+            "--use-pep517",
+            "--no-cache-dir",
+            "--wheel-dir",
+            str(out),
+            str(source),
+        ]
         if subprocess.run(command, env=env).returncode != 0:
             raise SourceError("Horovod did not build (see the compiler's message above)")
         folder.mkdir(exist_ok=True)
@@ -159,8 +231,13 @@ def build_wheel(torch, cache_dir, jobs):
 
 def probe():
     """(the words PROBE prints, or None if Horovod does not import; the error text)."""
-    result = subprocess.run([sys.executable, "-c", PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            cwd=tempfile.gettempdir())
+    result = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tempfile.gettempdir(),
+    )
     return (result.stdout.split() if result.returncode == 0 else None), result.stderr
 
 
@@ -172,8 +249,10 @@ def reusable():
         return False
     version, built_for, torch_version, gloo = words[:4]
     ok = version in SDIST_SHA256 and built_for == torch_version and gloo == "gloo"
-    print(f"installed Horovod {' '.join(words[3:])}: version {version}, built for torch {built_for}, "
-          f"running torch {torch_version}: {'reused' if ok else 'not reusable'}")
+    print(
+        f"installed Horovod {' '.join(words[3:])}: version {version}, built for torch {built_for}, "
+        f"running torch {torch_version}: {'reused' if ok else 'not reusable'}"
+    )
     return ok
 
 
@@ -182,8 +261,9 @@ def check_requirements():
     if importlib.util.find_spec("torch") is None:
         missing.insert(0, "torch")
     if missing:
-        raise SourceError(f"{sys.executable} lacks {', '.join(missing)}; run: "
-                          f"{sys.executable} -m pip install {' '.join(missing)}")
+        raise SourceError(
+            f"{sys.executable} lacks {', '.join(missing)}; run: {sys.executable} -m pip install {' '.join(missing)}"
+        )
 
 
 def main():
@@ -197,13 +277,15 @@ def main():
     if args.reuse_installed and reusable():
         return
     import torch
+
     args.cache_dir.mkdir(parents=True, exist_ok=True)
     wheel = build_wheel(torch, args.cache_dir.resolve(), args.jobs)
     if args.no_install:
         print(wheel)
         return
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", str(wheel)],
-                   check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", str(wheel)], check=True
+    )
     words, error = probe()
     if words is None or words[3] != "gloo":
         raise SourceError(f"the new Horovod does not work:\n{error}")

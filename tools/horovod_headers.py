@@ -1,6 +1,6 @@
 """Provides Horovod's C++ headers, which no Horovod wheel contains: taken from the pinned sdist of the same version.
 
-    python tools/horovod_headers.py [--version 0.28.1]    prints the folder to put on the include path
+``python tools/horovod_headers.py [--version 0.28.1]`` prints the folder to put on the include path.
 """
 
 import argparse
@@ -13,8 +13,9 @@ from horovod_source import DEFAULT_CACHE, HEADER_EDITS, SourceError, apply_edits
 
 # operations.h and everything it includes. nvtx3 and mpi.h come in only under HAVE_NVTX and HAVE_MPI, which this
 # package leaves undefined (docs/building.md).
-HEADERS = tuple(f"horovod/common/{name}.h"
-                for name in ("operations", "common", "message", "group_table", "nvtx_op_range"))
+HEADERS = tuple(
+    f"horovod/common/{name}.h" for name in ("operations", "common", "message", "group_table", "nvtx_op_range")
+)
 EXTERNAL = {"mpi.h"}
 
 
@@ -48,6 +49,7 @@ def main():
     args = parser.parse_args()
     if args.version is None:
         import horovod
+
         args.version = horovod.__version__
     print(headers(args.version, args.cache_dir.resolve()))
 

@@ -38,14 +38,18 @@ class Edit:
 
 # Wanted by whoever compiles these headers, Horovod itself or this package.
 HEADER_EDITS = (
-    Edit("horovod/common/common.h",
-         "#include <memory>\n#include <string>\n",
-         "#include <memory>\n#include <stdexcept>\n#include <string>\n",
-         "throws std::logic_error; gcc >= 13 no longer includes <stdexcept> by accident"),
-    Edit("horovod/common/group_table.h",
-         "#include <queue>\n#include <unordered_map>\n",
-         "#include <queue>\n#include <string>\n#include <unordered_map>\n",
-         "names std::string; gcc >= 13 no longer includes <string> by accident"),
+    Edit(
+        "horovod/common/common.h",
+        "#include <memory>\n#include <string>\n",
+        "#include <memory>\n#include <stdexcept>\n#include <string>\n",
+        "throws std::logic_error; gcc >= 13 no longer includes <stdexcept> by accident",
+    ),
+    Edit(
+        "horovod/common/group_table.h",
+        "#include <queue>\n#include <unordered_map>\n",
+        "#include <queue>\n#include <string>\n#include <unordered_map>\n",
+        "names std::string; gcc >= 13 no longer includes <string> by accident",
+    ),
 )
 
 
@@ -67,8 +71,21 @@ def fetch_sdist(version, cache_dir):
     with tempfile.TemporaryDirectory(dir=cache_dir) as folder:
         pins = pathlib.Path(folder, "pins.txt")
         pins.write_text(f"horovod=={version} --hash=sha256:{sha256}\n")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=:all:",
-                   "--no-build-isolation", "--require-hashes", "--dest", folder, "--requirement", str(pins)]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--no-binary=:all:",
+            "--no-build-isolation",
+            "--require-hashes",
+            "--dest",
+            folder,
+            "--requirement",
+            str(pins),
+        ]
         if subprocess.run(command).returncode != 0:
             raise SourceError(f"pip could not download the sdist of Horovod {version} (see its message above)")
         pathlib.Path(folder, sdist.name).replace(sdist)
@@ -102,6 +119,8 @@ def apply_edits(root, edits):
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
         found = text.count(edit.expected)
         if found != edit.count:
-            raise SourceError(f"{edit.file}: expected {edit.count} time(s), found {found} time(s):\n"
-                              f"{edit.expected}\nwanted because: {edit.reason}")
+            raise SourceError(
+                f"{edit.file}: expected {edit.count} time(s), found {found} time(s):\n"
+                f"{edit.expected}\nwanted because: {edit.reason}"
+            )
         path.write_text(text.replace(edit.expected, edit.replacement), encoding="utf-8")

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
@@ -17,7 +17,7 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds:.1f}" if seconds < 10 else f"{seconds:.0f}"
 
 
-def table(rows: List[Dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     lines = [HEADER, ("---", "---", "---:", "---", "---:", "---", "---:")]
     for row in rows:
         cells = [row["fault"].replace("-", " "), row["phase"], str(row["ranks"])]
@@ -27,7 +27,7 @@ def table(rows: List[Dict[str, Any]]) -> str:
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
 
 
-def with_table(page: str, rows: List[Dict[str, Any]]) -> str:
+def with_table(page: str, rows: list[dict[str, Any]]) -> str:
     """The page with the table in its place."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)

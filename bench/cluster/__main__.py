@@ -37,11 +37,19 @@ def _parser() -> argparse.ArgumentParser:
     named = argparse.ArgumentParser(add_help=False)
     named.add_argument("--name", default="default", help="of the cluster (default: %(default)s)")
     timed = argparse.ArgumentParser(add_help=False)
-    timed.add_argument("--timeout", type=float, default=600.0, metavar="S", help="end the command after S seconds (default: %(default)s)")
+    timed.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="end the command after S seconds (default: %(default)s)",
+    )
 
     up = commands.add_parser("up", parents=[named], help="make a cluster; it stays up until 'down'")
     up.add_argument("--hosts", type=int, default=4)
-    up.add_argument("--rate", default="unshaped", help="of each direction of each link: 200mbit, 1gbit, unshaped (default)")
+    up.add_argument(
+        "--rate", default="unshaped", help="of each direction of each link: 200mbit, 1gbit, unshaped (default)"
+    )
     up.add_argument("--hold", action="store_true", help="stay in the foreground and take it down at the end")
     up.set_defaults(handler=_up)
 
@@ -59,7 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_command(run_on)
     run_on.set_defaults(handler=_exec)
 
-    run = commands.add_parser("run", parents=[named, timed], help="run a training command on every host with horovodrun")
+    run = commands.add_parser(
+        "run", parents=[named, timed], help="run a training command on every host with horovodrun"
+    )
     run.add_argument("--np", type=int, help="ranks, one a host (default: all hosts)")
     _add_command(run)
     run.set_defaults(handler=_run)

@@ -41,7 +41,9 @@ class Cluster:
         ClusterError: the cores cannot be shared out evenly.
     """
 
-    def __init__(self, *, hosts: int, rate: str = shaping.UNSHAPED, name: str | None = None, own_cores: bool = False) -> None:
+    def __init__(
+        self, *, hosts: int, rate: str = shaping.UNSHAPED, name: str | None = None, own_cores: bool = False
+    ) -> None:
         cores = tuple(sorted(os.sched_getaffinity(0))) if own_cores else ()
         self._layout = Layout(name if name is not None else f"p{os.getpid()}-{secrets.token_hex(3)}", hosts, cores)
         self._rate = shaping.parse_rate(rate)
@@ -81,7 +83,9 @@ class Cluster:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -173,7 +177,9 @@ class Cluster:
         command = processes.inside(self._layout, host, argv)
         environment = {**os.environ, **(env or {}), _TAG: run_id}
         try:
-            return processes.run_bounded(command, timeout=timeout, env=environment, cwd=cwd, stdin=stdin, capture=capture)
+            return processes.run_bounded(
+                command, timeout=timeout, env=environment, cwd=cwd, stdin=stdin, capture=capture
+            )
         finally:
             # A rank started through ssh survives its ssh; horovodrun passes the environment on, which tells it.
             processes.end_all(map(self._layout.namespace, self.hosts), processes.carries(f"{_TAG}={run_id}"))
@@ -205,7 +211,9 @@ class Cluster:
         Raises:
             RunTimeout: it outlived ``timeout``.
         """
-        command = horovodrun.command(self._layout, argv, np=len(self.hosts) if np is None else np, options=horovod_options)
+        command = horovodrun.command(
+            self._layout, argv, np=len(self.hosts) if np is None else np, options=horovod_options
+        )
         environment = {**os.environ, **(env or {})}
         environment["PATH"] = _prepend(str(Path(sys.executable).parent), environment.get("PATH"))
         environment["PYTHONPATH"] = _prepend(str(_REPOSITORY), environment.get("PYTHONPATH"))
@@ -251,7 +259,11 @@ class Cluster:
 
     def _save(self, *, ready: bool, owner_pid: int | None) -> None:
         owner_start = None if owner_pid is None else processes.start_time(owner_pid)
-        state.save(state.State(self.name, len(self.hosts), self.rate, self._token, ready, owner_pid, owner_start, self._layout.cores))
+        state.save(
+            state.State(
+                self.name, len(self.hosts), self.rate, self._token, ready, owner_pid, owner_start, self._layout.cores
+            )
+        )
 
     def _release(self) -> None:
         self._owner_pid = None

@@ -44,11 +44,15 @@ class Layout:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ClusterError(f"bad cluster name {self.name!r}: up to 32 of a-z, 0-9 and dashes, a letter or digit first")
+            raise ClusterError(
+                f"bad cluster name {self.name!r}: up to 32 of a-z, 0-9 and dashes, a letter or digit first"
+            )
         if not 1 <= self.hosts <= _MAX_HOSTS:
             raise ClusterError(f"bad number of hosts {self.hosts}: 1 to {_MAX_HOSTS}")
         if self.cores and self.hosts % len(self.cores) != 0 and len(self.cores) % self.hosts != 0:
-            raise ClusterError(f"{len(self.cores)} cores cannot be shared out evenly among {self.hosts} hosts: choose another number of hosts")
+            raise ClusterError(
+                f"{len(self.cores)} cores cannot be shared out evenly among {self.hosts} hosts: choose another number of hosts"
+            )
 
     @property
     def host_names(self) -> list[str]:

@@ -123,11 +123,25 @@ def _index(ip: Any, interface: str) -> int:
 
 def _set_congestion_control(layout: Layout, host: str) -> None:
     """For every connection between hosts, by the route: a namespace may not choose what the machine does not allow all users to choose."""
-    route = ["route", "replace", layout.subnet, "dev", HOST_INTERFACE, "proto", "kernel", "scope", "link", "src", layout.address(host)]
+    route = [
+        "route",
+        "replace",
+        layout.subnet,
+        "dev",
+        HOST_INTERFACE,
+        "proto",
+        "kernel",
+        "scope",
+        "link",
+        "src",
+        layout.address(host),
+    ]
     command = ["ip", "-n", layout.namespace(host), *route, "congctl", _CONGESTION_CONTROL]
     done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     if done.returncode != 0:
-        raise ClusterError(f"no {_CONGESTION_CONTROL} for TCP (kernel module tcp_{_CONGESTION_CONTROL}): {done.stderr.strip()}")
+        raise ClusterError(
+            f"no {_CONGESTION_CONTROL} for TCP (kernel module tcp_{_CONGESTION_CONTROL}): {done.stderr.strip()}"
+        )
 
 
 def _disable_ipv6(namespace: str) -> None:

@@ -39,7 +39,10 @@ def available() -> tuple[bool, str]:
         missing = _probe()
     if not missing:
         return True, ""
-    return False, f"the virtual cluster needs {'; '.join(missing)}. Without it use --local (loopback, no shaping, no bandwidth claims)"
+    return (
+        False,
+        f"the virtual cluster needs {'; '.join(missing)}. Without it use --local (loopback, no shaping, no bandwidth claims)",
+    )
 
 
 def require() -> None:
@@ -74,6 +77,8 @@ def _probe() -> list[str]:
             network.set_rate(layout, shaping.parse_rate("100mbit"))
             return []
         except Exception as error:  # of netlink, mount or unshare, each with its own type
-            return [f"the right to make namespaces, and veth, bridge, sch_tbf and tcp_cubic in the kernel: a trial failed with {error!r}"]
+            return [
+                f"the right to make namespaces, and veth, bridge, sch_tbf and tcp_cubic in the kernel: a trial failed with {error!r}"
+            ]
         finally:
             teardown.remove_cluster(layout.name)

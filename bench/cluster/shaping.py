@@ -91,7 +91,9 @@ def apply(ip: Any, index: int, bits: int | None) -> None:
         return
     bucket = token_bucket(bits)
     ip.link("set", index=index, gso_max_size=bucket.superpacket_bytes)
-    ip.tc("replace", "tbf", index, handle="1:", rate=bucket.rate_bytes, burst=bucket.burst_bytes, limit=bucket.limit_bytes)
+    ip.tc(
+        "replace", "tbf", index, handle="1:", rate=bucket.rate_bytes, burst=bucket.burst_bytes, limit=bucket.limit_bytes
+    )
 
 
 def read(ip: Any, index: int) -> int | None:

@@ -8,14 +8,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Dict
+from typing import Any
 
 __all__ = ["deferred", "restore", "unwind_on_exit_signals"]
 
 # Those that by default end a process without running its exit handlers. SIGINT already arrives as KeyboardInterrupt.
 _EXIT_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
-_Handlers = Dict[signal.Signals, Any]  # what signal.getsignal returned
+_Handlers = dict[signal.Signals, Any]  # what signal.getsignal returned
 
 
 @contextmanager

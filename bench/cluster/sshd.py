@@ -56,11 +56,7 @@ def start_daemon(layout: Layout, host: str) -> subprocess.Popen[bytes]:
     command = [sshd, "-D", "-e", "-f", str(layout.run_dir / f"sshd_config.{host}")]
     with open(_log(layout, host), "wb") as log:
         return subprocess.Popen(
-            inside(layout, host, command),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+            inside(layout, host, command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
 
 

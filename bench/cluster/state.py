@@ -47,7 +47,11 @@ class State:
 
     @property
     def owner_alive(self) -> bool:
-        return self.owner_pid is not None and self.owner_start is not None and start_time(self.owner_pid) == self.owner_start
+        return (
+            self.owner_pid is not None
+            and self.owner_start is not None
+            and start_time(self.owner_pid) == self.owner_start
+        )
 
     @property
     def usable(self) -> bool:

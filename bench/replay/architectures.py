@@ -1,7 +1,8 @@
 """Layer tables of well-known networks, in order of their forward pass: parameters and multiply-adds per sample."""
 
 import dataclasses
-from typing import List, Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Optional, Union
 
 __all__ = ["Layer", "Linear", "alexnet", "bert", "googlenet", "inception_v3", "resnet", "tiny", "vgg19"]
 
@@ -27,7 +28,7 @@ class Layer:
 
     name: str
     macs: float
-    tensors: Tuple[int, ...] = ()
+    tensors: tuple[int, ...] = ()
     linear: Optional[Linear] = None
 
     @property
@@ -44,13 +45,21 @@ class _Convolutions:
     """Follows the shape of a picture through convolutions and pools, and notes each layer with parameters."""
 
     def __init__(self, size: int, channels: int = 3, *, batch_norm: bool) -> None:
-        self.layers: List[Layer] = []
+        self.layers: list[Layer] = []
         self.size = size
         self.channels = channels
         self._batch_norm = batch_norm
 
-    def conv(self, name: str, out: int, kernel: Union[int, Tuple[int, int]], stride: int = 1, pad: Optional[int] = None,
-             channels: Optional[int] = None, keep: bool = False) -> int:
+    def conv(
+        self,
+        name: str,
+        out: int,
+        kernel: Union[int, tuple[int, int]],
+        stride: int = 1,
+        pad: Optional[int] = None,
+        channels: Optional[int] = None,
+        keep: bool = False,
+    ) -> int:
         """A convolution, by default padded to keep the size. ``channels``: read those of a branch; ``keep``: do not move on.
 
         Returns:
@@ -62,12 +71,14 @@ class _Convolutions:
             size = (size + 2 * (height // 2 if pad is None else pad) - height) // stride + 1
         into = self.channels if channels is None else channels
         weight = out * into * height * width
-        self.layers.append(Layer(name, float(weight * size * size), (weight, out, out) if self._batch_norm else (weight, out)))
+        self.layers.append(
+            Layer(name, float(weight * size * size), (weight, out, out) if self._batch_norm else (weight, out))
+        )
         if not keep:
             self.size, self.channels = size, out
         return out
 
-    def chain(self, name: str, steps: Sequence[Tuple]) -> int:
+    def chain(self, name: str, steps: Sequence[tuple]) -> int:
         """A branch: convolutions one after another, each (out, kernel) or (out, kernel, stride, pad). Shape stays where it was."""
         start, into = (self.size, self.channels), self.channels
         for i, step in enumerate(steps):
@@ -80,7 +91,7 @@ class _Convolutions:
         self.size = (self.size + 2 * pad - kernel + (stride - 1 if ceil else 0)) // stride + 1
 
 
-def vgg19(classes: int) -> List[Layer]:
+def vgg19(classes: int) -> list[Layer]:
     net = _Convolutions(224, batch_norm=False)
     for block, (channels, count) in enumerate(((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)), 1):
         for i in range(1, count + 1):
@@ -89,7 +100,7 @@ def vgg19(classes: int) -> List[Layer]:
     return [*net.layers, _fc("fc6", 4096, 25088), _fc("fc7", 4096, 4096), _fc("fc8", classes, 4096)]
 
 
-def alexnet() -> List[Layer]:
+def alexnet() -> list[Layer]:
     """Without the two groups of its convolutions, as it is trained since."""
     net = _Convolutions(224, batch_norm=False)
     net.conv("conv1", 64, 11, 4, 2)
@@ -101,7 +112,7 @@ def alexnet() -> List[Layer]:
     return [*net.layers, _fc("fc6", 4096, 9216), _fc("fc7", 4096, 4096), _fc("fc8", 1000, 4096)]
 
 
-def googlenet() -> List[Layer]:
+def googlenet() -> list[Layer]:
     """Without the auxiliary classifiers."""
     net = _Convolutions(224, batch_norm=False)
     net.conv("conv1", 64, 7, 2, 3)
@@ -110,9 +121,15 @@ def googlenet() -> List[Layer]:
     net.conv("conv2", 192, 3)
     net.pool(3, 2, ceil=True)
     table = (
-        ("3a", 64, 96, 128, 16, 32, 32), ("3b", 128, 128, 192, 32, 96, 64), ("4a", 192, 96, 208, 16, 48, 64),
-        ("4b", 160, 112, 224, 24, 64, 64), ("4c", 128, 128, 256, 24, 64, 64), ("4d", 112, 144, 288, 32, 64, 64),
-        ("4e", 256, 160, 320, 32, 128, 128), ("5a", 256, 160, 320, 32, 128, 128), ("5b", 384, 192, 384, 48, 128, 128),
+        ("3a", 64, 96, 128, 16, 32, 32),
+        ("3b", 128, 128, 192, 32, 96, 64),
+        ("4a", 192, 96, 208, 16, 48, 64),
+        ("4b", 160, 112, 224, 24, 64, 64),
+        ("4c", 128, 128, 256, 24, 64, 64),
+        ("4d", 112, 144, 288, 32, 64, 64),
+        ("4e", 256, 160, 320, 32, 128, 128),
+        ("5a", 256, 160, 320, 32, 128, 128),
+        ("5b", 384, 192, 384, 48, 128, 128),
     )
     for name, one, reduce3, three, reduce5, five, pooled in table:
         if name in ("4a", "5a"):
@@ -122,7 +139,7 @@ def googlenet() -> List[Layer]:
     return [*net.layers, _fc("fc", 1000, 1024)]
 
 
-def inception_v3() -> List[Layer]:
+def inception_v3() -> list[Layer]:
     """With its auxiliary classifier, which training computes."""
     net = _Convolutions(299, batch_norm=True)
     net.conv("conv1a", 32, 3, 2, 0)
@@ -134,7 +151,7 @@ def inception_v3() -> List[Layer]:
     net.pool(3, 2)
     tall, wide = (7, 1), (1, 7)
 
-    def block(name: str, *branches: Sequence[Tuple], passed_on: int = 0) -> None:
+    def block(name: str, *branches: Sequence[tuple], passed_on: int = 0) -> None:
         net.channels = passed_on + sum(net.chain(f"{name}.{i}", branch) for i, branch in enumerate(branches))
 
     for name, pooled in (("mixed5b", 32), ("mixed5c", 64), ("mixed5d", 64)):
@@ -142,14 +159,25 @@ def inception_v3() -> List[Layer]:
     block("mixed6a", ((384, 3, 2, 0),), ((64, 1), (96, 3), (96, 3, 2, 0)), passed_on=net.channels)
     net.pool(3, 2)
     for name, c in (("mixed6b", 128), ("mixed6c", 160), ("mixed6d", 160), ("mixed6e", 192)):
-        block(name, ((192, 1),), ((c, 1), (c, wide), (192, tall)), ((c, 1), (c, tall), (c, wide), (c, tall), (192, wide)), ((192, 1),))
+        block(
+            name,
+            ((192, 1),),
+            ((c, 1), (c, wide), (192, tall)),
+            ((c, 1), (c, tall), (c, wide), (c, tall), (192, wide)),
+            ((192, 1),),
+        )
     body = (net.size, net.channels)
     net.pool(5, 3)
     net.conv("aux.conv0", 128, 1)
     net.conv("aux.conv1", 768, 5, 1, 0)
     net.layers.append(_fc("aux.fc", 1000, 768))
     net.size, net.channels = body
-    block("mixed7a", ((192, 1), (320, 3, 2, 0)), ((192, 1), (192, wide), (192, tall), (192, 3, 2, 0)), passed_on=net.channels)
+    block(
+        "mixed7a",
+        ((192, 1), (320, 3, 2, 0)),
+        ((192, 1), (192, wide), (192, tall), (192, 3, 2, 0)),
+        passed_on=net.channels,
+    )
     net.pool(3, 2)
     for name in ("mixed7b", "mixed7c"):
         total = net.chain(f"{name}.0", ((320, 1),))
@@ -161,7 +189,7 @@ def inception_v3() -> List[Layer]:
     return [*net.layers, _fc("fc", 1000, 2048)]
 
 
-def resnet(blocks: Sequence[int]) -> List[Layer]:
+def resnet(blocks: Sequence[int]) -> list[Layer]:
     """Bottleneck ResNets: (3, 4, 6, 3) has 50 layers, (3, 8, 36, 3) has 152. The stride is in the 3 x 3 convolution."""
     net = _Convolutions(224, batch_norm=True)
     net.conv("conv1", 64, 7, 2, 3)
@@ -178,20 +206,27 @@ def resnet(blocks: Sequence[int]) -> List[Layer]:
     return [*net.layers, _fc("fc", 1000, net.channels)]
 
 
-def bert(blocks: int, hidden: int, tokens: int, vocabulary: int = 30522) -> List[Layer]:
+def bert(blocks: int, hidden: int, tokens: int, vocabulary: int = 30522) -> list[Layer]:
     """For pretraining. The word embedding is also the decoder's weight, so its gradient is complete only at the very end."""
     norm = (hidden, hidden)
     layers = [Layer("embeddings", 0.0, (vocabulary * hidden, 512 * hidden, 2 * hidden, *norm))]
     for i in range(blocks):
         layers += [_fc(f"block{i}.{part}", hidden, hidden, tokens) for part in ("query", "key", "value")]
-        layers += [Layer(f"block{i}.attention", 2.0 * tokens * tokens * hidden), _fc(f"block{i}.output", hidden, hidden, tokens)]
+        layers += [
+            Layer(f"block{i}.attention", 2.0 * tokens * tokens * hidden),
+            _fc(f"block{i}.output", hidden, hidden, tokens),
+        ]
         layers += [Layer(f"block{i}.norm1", 0.0, norm), _fc(f"block{i}.up", 4 * hidden, hidden, tokens)]
         layers += [_fc(f"block{i}.down", hidden, 4 * hidden, tokens), Layer(f"block{i}.norm2", 0.0, norm)]
     layers += [_fc("pooler", hidden, hidden), _fc("next_sentence", 2, hidden), _fc("transform", hidden, hidden, tokens)]
-    return [*layers, Layer("transform.norm", 0.0, norm), Layer("decoder", float(tokens * vocabulary * hidden), (vocabulary,))]
+    return [
+        *layers,
+        Layer("transform.norm", 0.0, norm),
+        Layer("decoder", float(tokens * vocabulary * hidden), (vocabulary,)),
+    ]
 
 
-def tiny() -> List[Layer]:
+def tiny() -> list[Layer]:
     net = _Convolutions(16, batch_norm=False)
     net.conv("conv1", 16, 3)
     net.pool(4, 4)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 from bench.cluster import Cluster
 from bench.cluster.processes import run_bounded
@@ -18,7 +18,7 @@ __all__ = ["measure"]
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
 
-def measure(spec: Dict[str, Any], *, hosts: int, bits: Optional[int], local: bool, timeout: float) -> Dict[str, Any]:
+def measure(spec: dict[str, Any], *, hosts: int, bits: Optional[int], local: bool, timeout: float) -> dict[str, Any]:
     """Runs the workers and returns what rank 0 found.
 
     Args:
@@ -49,7 +49,9 @@ def measure(spec: Dict[str, Any], *, hosts: int, bits: Optional[int], local: boo
 def _run_on_cluster(argv, hosts, env, timeout, folder, bits):
     with Cluster(hosts=hosts) as cluster:
         done = threading.Event()
-        shaper = threading.Thread(target=_shape_when_warm, args=(cluster.name, bits, folder, done), name="replay-shaper")
+        shaper = threading.Thread(
+            target=_shape_when_warm, args=(cluster.name, bits, folder, done), name="replay-shaper"
+        )
         shaper.start()
         try:
             ended = cluster.run(argv, timeout=timeout, env={**env, "GLOO_SOCKET_IFNAME": "eth0"})
@@ -65,7 +67,11 @@ def _shape_when_warm(cluster_name: str, bits: Optional[int], folder: pathlib.Pat
         if done.wait(0.05):
             return
     if bits is not None:
-        subprocess.run([sys.executable, "-m", "bench.cluster", "rate", f"{bits}bit", "--name", cluster_name], cwd=_REPOSITORY, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "bench.cluster", "rate", f"{bits}bit", "--name", cluster_name],
+            cwd=_REPOSITORY,
+            check=True,
+        )
     (folder / "shaped").touch()
 
 

@@ -1,7 +1,7 @@
 """A network of sleeping layers: real gradients of the scaled sizes at the published times."""
 
 import time
-from typing import Iterator, List, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -101,9 +101,9 @@ class Replay(torch.nn.Module):
     def __init__(self, layers: Sequence[ScaledLayer], clock: Clock, rank: int) -> None:
         super().__init__()
         self.layers, self.clock, self._rank = layers, clock, rank
-        self.x: List = [None] * len(layers)
-        self.d: List = [None] * len(layers)
-        self.gradients: List = [()] * len(layers)
+        self.x: list = [None] * len(layers)
+        self.d: list = [None] * len(layers)
+        self.gradients: list = [()] * len(layers)
         self.weights = torch.nn.ModuleList()
         for index, layer in enumerate(layers):
             module = torch.nn.Module()
@@ -113,7 +113,10 @@ class Replay(torch.nn.Module):
             if layer.rows:
                 module = torch.nn.utils.skip_init(torch.nn.Linear, layer.in_features, layer.out_features)
                 with torch.no_grad():
-                    module.weight.data, module.bias.data = torch.zeros_like(module.weight), torch.zeros_like(module.bias)
+                    module.weight.data, module.bias.data = (
+                        torch.zeros_like(module.weight),
+                        torch.zeros_like(module.bias),
+                    )
                 x, d = _common_rows(layer, index)
                 self.x[index], self.d[index] = x * (rank + 1), d * (2 * rank + 1)
             self.weights.append(module)
@@ -126,8 +129,11 @@ class Replay(torch.nn.Module):
         other.x, other.d, other.gradients = self.x, self.d, self.gradients
         other.weights = torch.nn.ModuleList()
         for module in self.weights:
-            twin = torch.nn.Module() if not isinstance(module, torch.nn.Linear) else torch.nn.utils.skip_init(
-                torch.nn.Linear, module.in_features, module.out_features)
+            twin = (
+                torch.nn.Module()
+                if not isinstance(module, torch.nn.Linear)
+                else torch.nn.utils.skip_init(torch.nn.Linear, module.in_features, module.out_features)
+            )
             for name, parameter in module.named_parameters():
                 twin.register_parameter(name, torch.nn.Parameter(parameter.detach()))
             other.weights.append(twin)

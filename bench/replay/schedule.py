@@ -1,13 +1,23 @@
 """The arithmetic of a scale model: sizes, times, bandwidth. Pure functions; no torch."""
 
 import dataclasses
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Optional
 
 from bench.cluster.shaping import parse_rate
 from bench.replay.architectures import Layer
 from bench.replay.networks import Network
 
-__all__ = ["Scale", "ScaledLayer", "Schedule", "flops_per_second", "link_bits", "rebuild_seconds", "scaled_layers", "schedule"]
+__all__ = [
+    "Scale",
+    "ScaledLayer",
+    "Schedule",
+    "flops_per_second",
+    "link_bits",
+    "rebuild_seconds",
+    "scaled_layers",
+    "schedule",
+]
 
 _EQUIVALENT = "-equivalent"
 
@@ -27,7 +37,7 @@ class Scale:
         """Bandwidth of the model's link, bits per second."""
         return bits / self.bytes / self.dilation
 
-    def environment(self) -> Dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """Horovod's settings in the model's units: its cycle is a time, its fusion threshold a size."""
         return {"HOROVOD_CYCLE_TIME": f"{self.dilation:g}", "HOROVOD_FUSION_THRESHOLD": str((128 << 20) // self.bytes)}
 
@@ -41,7 +51,9 @@ def link_bits(text: str) -> Optional[int]:
     text = text.strip().lower()
     if text.endswith(_EQUIVALENT):
         text = text[: -len(_EQUIVALENT)]
-    if text.endswith("gbit") and text[:-4].isdigit():  # may exceed what a link of the cluster can be, as it is divided first
+    if (
+        text.endswith("gbit") and text[:-4].isdigit()
+    ):  # may exceed what a link of the cluster can be, as it is divided first
         return int(text[:-4]) * 1_000_000_000
     return parse_rate(text)
 
@@ -51,13 +63,13 @@ class ScaledLayer:
     """What a rank really allocates. ``rows`` is of one rank and step; 0 and no features for a layer that is not linear."""
 
     name: str
-    tensors: Tuple[int, ...]
+    tensors: tuple[int, ...]
     out_features: int = 0
     in_features: int = 0
     rows: int = 0
 
 
-def scaled_layers(network: Network, scale: Scale) -> List[ScaledLayer]:
+def scaled_layers(network: Network, scale: Scale) -> list[ScaledLayer]:
     return [_scaled(layer, network.batch, scale) for layer in network.layers()]
 
 
@@ -67,7 +79,9 @@ def _scaled(layer: Layer, batch: int, scale: Scale) -> ScaledLayer:
     if fc is None:
         return ScaledLayer(layer.name, tensors)
     rows = _divided(batch * fc.rows, scale.size)
-    return ScaledLayer(layer.name, tensors, _divided(fc.out_features, scale.size), _divided(fc.in_features, scale.size), rows)
+    return ScaledLayer(
+        layer.name, tensors, _divided(fc.out_features, scale.size), _divided(fc.in_features, scale.size), rows
+    )
 
 
 def _divided(value: int, by: int) -> int:
@@ -78,8 +92,8 @@ def _divided(value: int, by: int) -> int:
 class Schedule:
     """When each layer ends, in seconds after the step began, on the dilated clock."""
 
-    forward: Tuple[float, ...]
-    backward: Tuple[float, ...]  # by layer index, so it falls with the index
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]  # by layer index, so it falls with the index
 
     @property
     def step_seconds(self) -> float:
@@ -103,7 +117,7 @@ def schedule(network: Network, scale: Scale, extra_backward: Optional[Mapping[in
     return Schedule(tuple(forward_ends), tuple(reversed(ends)))
 
 
-def _running(values, start: float = 0.0) -> List[float]:
+def _running(values, start: float = 0.0) -> list[float]:
     ends = []
     for value in values:
         start += value

@@ -2,7 +2,8 @@
 
 import json
 import pathlib
-from typing import Any, Dict, List, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,25 +14,37 @@ __all__ = ["MARKS", "spans", "tails"]
 MARKS = ("taken_up", "agreed", "begun", "ended", "step_ended", "wire_busy")
 
 
-def spans(path: pathlib.Path) -> List[Dict[str, Any]]:
+def spans(path: pathlib.Path) -> list[dict[str, Any]]:
     """``tensor``, ``what``, ``begin`` and ``end`` (seconds since the epoch) of everything that the timeline recorded."""
     text = path.read_text().rstrip().rstrip(",")
     events = json.loads(text if text.endswith("]") else text + "]")
-    origin = next(e["args"]["start_time_since_epoch_in_micros"] for e in events if "start_time_since_epoch_in_micros" in e.get("args", {}))
+    origin = next(
+        e["args"]["start_time_since_epoch_in_micros"]
+        for e in events
+        if "start_time_since_epoch_in_micros" in e.get("args", {})
+    )
     names = {e["pid"]: e["args"]["name"] for e in events if e.get("name") == "process_name" and "name" in e["args"]}
-    begun: Dict[int, List[Any]] = {}
+    begun: dict[int, list[Any]] = {}
     found = []
     for event in events:
         if event.get("ph") == "B":
             begun.setdefault(event["pid"], []).append(event)
         elif event.get("ph") == "E" and begun.get(event["pid"]):
             begin = begun[event["pid"]].pop()
-            found.append({"tensor": names.get(event["pid"], ""), "what": begin["name"], "begin": (origin + begin["ts"]) / 1e6,
-                          "end": (origin + event["ts"]) / 1e6})
+            found.append(
+                {
+                    "tensor": names.get(event["pid"], ""),
+                    "what": begin["name"],
+                    "begin": (origin + begin["ts"]) / 1e6,
+                    "end": (origin + event["ts"]) / 1e6,
+                }
+            )
     return found
 
 
-def tails(path: pathlib.Path, backward_ends: Sequence[float], step_ends: Sequence[float], dilation: float) -> Dict[str, float]:
+def tails(
+    path: pathlib.Path, backward_ends: Sequence[float], step_ends: Sequence[float], dilation: float
+) -> dict[str, float]:
     """Median of each of ``MARKS`` over steps, in undilated seconds. The times passed in are seconds since the epoch on the same rank."""
     recorded = spans(path)
     steps = [_tail(recorded, backward_end, step_end) for backward_end, step_end in zip(backward_ends, step_ends)]
@@ -39,13 +52,15 @@ def tails(path: pathlib.Path, backward_ends: Sequence[float], step_ends: Sequenc
     return {mark: float(np.median([step[mark] for step in steps])) / dilation for mark in MARKS} if steps else {}
 
 
-def _tail(recorded: List[Dict[str, Any]], backward_end: float, step_end: float) -> Dict[str, float]:
+def _tail(recorded: list[dict[str, Any]], backward_end: float, step_end: float) -> dict[str, float]:
     mine = [s for s in recorded if "weights.0." in s["tensor"] and backward_end - 0.05 < s["end"] < step_end + 0.05]
     negotiations = [s for s in mine if s["what"].startswith("NEGOTIATE")]
     collectives = [s for s in mine if s["what"] in ("ALLREDUCE", "ALLGATHER")]
     if not negotiations or not collectives:
         return {}
-    before = [s["end"] for s in recorded if s["what"] in ("ALLREDUCE", "ALLGATHER") and s["begin"] < backward_end < s["end"]]
+    before = [
+        s["end"] for s in recorded if s["what"] in ("ALLREDUCE", "ALLGATHER") and s["begin"] < backward_end < s["end"]
+    ]
     return {
         "taken_up": max(s["begin"] for s in negotiations) - backward_end,
         "agreed": max(s["end"] for s in negotiations) - backward_end,

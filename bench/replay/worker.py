@@ -10,7 +10,7 @@ import os
 import pathlib
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
 import horovod.torch as horovod
 import torch
@@ -39,12 +39,14 @@ class Runner:
         if name == "ddp":
             self._forward = _ddp(model, scale, folder)
         elif name != "none":
-            distributed, options = (horovod, {}) if name == "horovod" else (hvd, {"policy": name.removesuffix(CHARGED).split("-")[1]})
+            distributed, options = (
+                (horovod, {}) if name == "horovod" else (hvd, {"policy": name.removesuffix(CHARGED).split("-")[1]})
+            )
             sgd = torch.optim.SGD(model.parameters(), lr=0.0)
             self.optimizer = distributed.DistributedOptimizer(sgd, model.named_parameters(), **options)
-        self.blocks: List[Dict[str, Any]] = []
+        self.blocks: list[dict[str, Any]] = []
 
-    def stats(self) -> Optional[Dict[str, Any]]:
+    def stats(self) -> Optional[dict[str, Any]]:
         return self.optimizer.stats() if hasattr(self.optimizer, "stats") else None
 
     def step(self) -> None:
@@ -62,7 +64,9 @@ class Runner:
             wrong = hvd.allgather_object(list(self.model.wrong_gradients(hvd.size())), name=f"replay.check.{self.name}")
             for rank, messages in enumerate(wrong):
                 if messages:
-                    raise SystemExit(f"{self.name}, rank {rank}: wrong gradients, nothing is timed: {'; '.join(messages[:5])}")
+                    raise SystemExit(
+                        f"{self.name}, rank {rank}: wrong gradients, nothing is timed: {'; '.join(messages[:5])}"
+                    )
         self.clock.hurry = False
         self.forget()
 
@@ -81,9 +85,16 @@ class Runner:
             backward_ends.append(self.clock.backward_ended)
         now = read_local()
         hvd.barrier()
-        self.blocks.append({"ends": ends, "late": late, "backward_ends": backward_ends,
-                            "sent": now[0] - sent[0] if now and sent else None, "before": before,
-                            "after": self.stats()})
+        self.blocks.append(
+            {
+                "ends": ends,
+                "late": late,
+                "backward_ends": backward_ends,
+                "sent": now[0] - sent[0] if now and sent else None,
+                "before": before,
+                "after": self.stats(),
+            }
+        )
         self.forget()
 
     def forget(self) -> None:
@@ -102,12 +113,14 @@ class Runner:
 
 def _ddp(model: Replay, scale: Scale, folder: pathlib.Path) -> torch.nn.Module:
     if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'ddp'}", rank=hvd.rank(), world_size=hvd.size())
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{folder / 'ddp'}", rank=hvd.rank(), world_size=hvd.size()
+        )
     # Parameters are zeros everywhere: nothing to broadcast.
     return torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=scale.ddp_bucket_mb, init_sync=False)
 
 
-def run(spec: Dict[str, Any], folder: pathlib.Path) -> None:
+def run(spec: dict[str, Any], folder: pathlib.Path) -> None:
     network, scale = networks.get(spec["network"]), Scale(spec["size"], spec["dilation"])
     plan = schedule(network, scale)
     first = Replay(scaled_layers(network, scale), Clock(plan), hvd.rank())
@@ -124,8 +137,11 @@ def run(spec: Dict[str, Any], folder: pathlib.Path) -> None:
         for runner in runners:
             runner.block(spec["steps"])
     loads.append(os.getloadavg()[0])
-    timelines = {runner.name: _timeline(runner, spec["steps"], folder) for runner in runners
-                 if spec["timeline"] and runner.name.startswith("poseidon")}
+    timelines = {
+        runner.name: _timeline(runner, spec["steps"], folder)
+        for runner in runners
+        if spec["timeline"] and runner.name.startswith("poseidon")
+    }
     gathered = hvd.allgather_object({runner.name: runner.blocks for runner in runners}, name="replay.blocks")
     if hvd.rank() == 0:
         result = {
@@ -134,7 +150,9 @@ def run(spec: Dict[str, Any], folder: pathlib.Path) -> None:
             "schemes": {r.name: r.optimizer.scheme_report() for r in runners if hasattr(r.optimizer, "scheme_report")},
             "tails": {name: tails(*timeline, scale.dilation) for name, timeline in timelines.items()},
             "load_averages": loads,
-            "horovod_environment": {k: v for k, v in os.environ.items() if k in scale.environment() or k == "OMP_NUM_THREADS"},
+            "horovod_environment": {
+                k: v for k, v in os.environ.items() if k in scale.environment() or k == "OMP_NUM_THREADS"
+            },
         }
         (folder / "result.json").write_text(json.dumps(result))
 

@@ -21,7 +21,8 @@ AlphaBetaFit FitLine(const SecondsBySize& by_size) {
   AlphaBetaFit fit;
   double s1 = 0, sx = 0, sy = 0, sxx = 0, sxy = 0;
   for (const auto& [bytes, seconds] : by_size) {
-    // Disturbances only delay. And a network that is taken for better than it is gets tried and found out; one taken for worse does not.
+    // Disturbances only delay. And a network that is taken for better than it is gets tried and found out; one taken
+    // for worse does not.
     const double y = LowerQuartile(seconds);
     const double weight = 1 / (y * y);
     s1 += weight;

@@ -1,5 +1,5 @@
-// The two-parameter cost of a collective: seconds = alpha + beta * bytes, and its fit from timed trials (the model of the
-// performance papers, e.g. arXiv 1711.05979 and MG-WFBP). Pure functions, any thread.
+// The two-parameter cost of a collective: seconds = alpha + beta * bytes, and its fit from timed trials (the model of
+// the performance papers, e.g. arXiv 1711.05979 and MG-WFBP). Pure functions, any thread.
 #pragma once
 
 #include <vector>
@@ -26,9 +26,10 @@ struct AlphaBetaFit {
   bool clamped = false;     // alpha or beta came out negative or beyond bounds (bounds.h) and was moved in
 };
 
-// The rank that enqueued last waited for nobody, so the smallest duration is the transfer's and the rest of the largest is skew:
-// a late rank does not pass as a slow network. Per size the lower quartile of its trials counts; the line is fitted to relative errors
-// (weights 1/seconds^2), since sizes span orders of magnitude. Trials without ranks are ignored.
+// The rank that enqueued last waited for nobody, so the smallest duration is the transfer's and the rest of the largest
+// is skew: a late rank does not pass as a slow network. Per size the lower quartile of its trials counts; the line is
+// fitted to relative errors (weights 1/seconds^2), since sizes span orders of magnitude. Trials without ranks are
+// ignored.
 AlphaBetaFit FitAlphaBeta(const std::vector<Trial>& trials);
 
 }  // namespace poseidon

@@ -1,6 +1,6 @@
 // Little-endian encoding of what ranks tell each other. Readers are fed by other processes, so every read is
-// bounds-checked: a truncated or corrupt input ends in ok() == false, never in undefined behaviour or a huge allocation.
-// Neither class is thread-safe.
+// bounds-checked: a truncated or corrupt input ends in ok() == false, never in undefined behaviour or a huge
+// allocation. Neither class is thread-safe.
 #ifndef POSEIDON_CORE_BYTE_IO_H_
 #define POSEIDON_CORE_BYTE_IO_H_
 
@@ -21,7 +21,7 @@ class ByteWriter {
   void WriteU32(uint32_t value);
   void WriteU64(uint64_t value);
   void WriteI64(int64_t value) { WriteU64(static_cast<uint64_t>(value)); }
-  void WriteDouble(double value);                           // IEEE 754 bits
+  void WriteDouble(double value);  // IEEE 754 bits
   // Moved into the bounds that the reader has (bounds.h), so that what one rank measures every rank can read.
   void WriteDoubleWithin(double value, double least, double most) { WriteDouble(Bounded(value, least, most)); }
   void WriteSeconds(double value) { WriteDoubleWithin(value, 0, kMostSeconds); }
@@ -48,14 +48,14 @@ class ByteReader {
   uint32_t ReadU32();
   uint64_t ReadU64();
   int64_t ReadI64() { return static_cast<int64_t>(ReadU64()); }
-  double ReadDouble();                                    // one that is not finite fails
-  double ReadDoubleWithin(double least, double most);     // one outside fails
+  double ReadDouble();                                 // one that is not finite fails
+  double ReadDoubleWithin(double least, double most);  // one outside fails
   double ReadSeconds() { return ReadDoubleWithin(0, kMostSeconds); }
-  double ReadOrNone(double most);                         // 0 to `most`, or -1
+  double ReadOrNone(double most);  // 0 to `most`, or -1
   std::string ReadString();
   std::vector<int64_t> ReadI64Vector();
-  // Count of records that follow, each at least min_record_bytes (>= 1) long. Fails if so many cannot be left, which keeps a
-  // corrupt count from becoming an allocation.
+  // Count of records that follow, each at least min_record_bytes (>= 1) long. Fails if so many cannot be left, which
+  // keeps a corrupt count from becoming an allocation.
   uint32_t ReadCount(size_t min_record_bytes);
   // Byte of an enum whose last enumerator is `last`; a larger value fails.
   template <typename Enum>

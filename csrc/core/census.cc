@@ -21,8 +21,8 @@ void Census::SetHash(uint64_t hash) {
 Status Census::Begin(Engine& engine) {
   wire_.collectives = 1;
   wire_.bytes_sent = AllreduceWireBytes(3, DType::kFloat64, size_);
-  Status status = engine.transport().Allreduce(name(), Buffer{ranks_and_sums_, {3}, DType::kFloat64}, Reduction{ReduceOp::kSum},
-                                               process_set_, engine.CompletionOf(*this));
+  Status status = engine.transport().Allreduce(name(), Buffer{ranks_and_sums_, {3}, DType::kFloat64},
+                                               Reduction{ReduceOp::kSum}, process_set_, engine.CompletionOf(*this));
   if (!status.ok()) engine.CancelCompletion(*this);
   return status;
 }

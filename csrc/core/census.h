@@ -1,5 +1,5 @@
-// Do all ranks have the same set of something, such as parameters that want a gradient? One allreduce of three numbers. Unlike a gather it
-// works while ranks have joined (hvd.join()): Horovod puts in zeros for them.
+// Do all ranks have the same set of something, such as parameters that want a gradient? One allreduce of three numbers.
+// Unlike a gather it works while ranks have joined (hvd.join()): Horovod puts in zeros for them.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ class Census final : public Exchange {
  private:
   const int process_set_;
   const int size_;
-  // One, a number made of the hash, and its square. Ranks times the sum of squares is the square of the sum if and only if all numbers are
-  // equal.
+  // One, a number made of the hash, and its square. Ranks times the sum of squares is the square of the sum if and only
+  // if all numbers are equal.
   double ranks_and_sums_[3] = {};
 };
 

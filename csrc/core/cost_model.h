@@ -1,6 +1,7 @@
-// Bytes that one rank SENDS for one gradient in one step, mean over ranks, with ring collectives. Poseidon's table 1 and
-// BestScheme (arXiv 1706.03292, section 3.2) restated from parameter server to ring: what a rank receives is the same, so one
-// direction is enough to compare. Payload only: no negotiation, no framing, no flag column. Pure functions, any thread.
+// Bytes that one rank SENDS for one gradient in one step, mean over ranks, with ring collectives. Poseidon's table 1
+// and BestScheme (arXiv 1706.03292, section 3.2) restated from parameter server to ring: what a rank receives is the
+// same, so one direction is enough to compare. Payload only: no negotiation, no framing, no flag column. Pure
+// functions, any thread.
 //
 // Notation: M out features, N in features, global rows = the sum of all ranks' rows (K*P for equal K), P = size.
 #ifndef POSEIDON_CORE_COST_MODEL_H_
@@ -32,8 +33,9 @@ double SfbWireBytes(int64_t out_features, int64_t in_features, int64_t global_ro
 // The arguments are wire bytes per element, factor_bytes > 0.
 double SfbBreakEvenRows(int64_t out_features, int64_t in_features, int64_t factor_bytes, int64_t gradient_bytes);
 
-// Allgather of the touched rows of an embedding table of `dim` columns: (id + dim + flag) elements per row, as they are sent
-// (factor_layout.h). global_unique_rows: the sum over ranks of the rows that are left after each rank has merged equal ids.
+// Allgather of the touched rows of an embedding table of `dim` columns: (id + dim + flag) elements per row, as they are
+// sent (factor_layout.h). global_unique_rows: the sum over ranks of the rows that are left after each rank has merged
+// equal ids.
 double RowSparseWireBytes(int64_t global_unique_rows, int64_t dim, DType factor_dtype, int size);
 
 // What Horovod gathers of a sparse gradient: an 8-byte index and `dim` values for every row, equal ids not merged.

@@ -11,9 +11,9 @@ namespace poseidon {
 
 namespace {
 
-// While ranks compute, and other threads find no core free, each hop of a message and of the negotiation before it waits for one. On 4 ranks
-// with 2 cores the negotiation alone took 25 to 75 ms in Horovod's timeline, and a message of 1 MB 150 ms longer than between idle ranks, where
-// the trials before found an alpha of 2 to 9 ms.
+// While ranks compute, and other threads find no core free, each hop of a message and of the negotiation before it
+// waits for one. On 4 ranks with 2 cores the negotiation alone took 25 to 75 ms in Horovod's timeline, and a message of
+// 1 MB 150 ms longer than between idle ranks, where the trials before found an alpha of 2 to 9 ms.
 constexpr double kBusyAlpha = 15;
 
 // In the order of backward.
@@ -21,12 +21,14 @@ std::vector<DenseTensor> TensorsToSlice(const MergedProfile& profile, const std:
                                         const std::vector<bool>& may_share, bool fp16_wire) {
   std::unordered_map<std::string, size_t> factored_bias;
   for (size_t i = 0; i < decisions.size(); ++i) {
-    if (decisions[i].scheme == Scheme::kSfb && !profile.tensors[i].base.bias.empty()) factored_bias[profile.tensors[i].base.bias] = i;
+    if (decisions[i].scheme == Scheme::kSfb && !profile.tensors[i].base.bias.empty())
+      factored_bias[profile.tensors[i].base.bias] = i;
   }
   std::vector<DenseTensor> tensors;
   for (size_t i = 0; i < decisions.size(); ++i) {
     const MergedTensor& merged = profile.tensors[i];
-    if (!may_share[i] || decisions[i].scheme != Scheme::kAllreduce || merged.base.order < 0 || factored_bias.count(decisions[i].name)) {
+    if (!may_share[i] || decisions[i].scheme != Scheme::kAllreduce || merged.base.order < 0 ||
+        factored_bias.count(decisions[i].name)) {
       continue;
     }
     const DType wire = AllreduceWireDType(merged.base.dtype, fp16_wire);
@@ -42,8 +44,8 @@ std::vector<DenseTensor> TensorsToSlice(const MergedProfile& profile, const std:
 }  // namespace
 
 std::vector<DenseSlice> ChooseLayout(const MergedProfile& profile, const std::vector<TensorDecision>& decisions,
-                                     const std::vector<bool>& may_share, const SelectorSettings& settings, const DenseSettings& dense,
-                                     const TimeInputs* inputs, StepPrediction* prediction) {
+                                     const std::vector<bool>& may_share, const SelectorSettings& settings,
+                                     const DenseSettings& dense, const TimeInputs* inputs, StepPrediction* prediction) {
   if (settings.size <= 1) return {};
   const std::vector<DenseTensor> tensors = TensorsToSlice(profile, decisions, may_share, settings.fp16_wire);
   if (inputs == nullptr) return LayOut(dense, tensors, AlphaBeta{});
@@ -62,9 +64,9 @@ std::vector<DenseSlice> ChooseLayout(const MergedProfile& profile, const std::ve
   if (dense.method != DenseMethod::kAuto) {
     chosen = LayOut(dense, tensors, loaded.allreduce);
   } else {
-    // The load puts down to the network all that made steps longer, even ranks that come late by turns. A layout that counts on a slow
-    // network waits for too much at a time, and leaves the wire idle where it is faster: so both count, the network under load and with the
-    // bandwidth that was measured.
+    // The load puts down to the network all that made steps longer, even ranks that come late by turns. A layout that
+    // counts on a slow network waits for too much at a time, and leaves the wire idle where it is faster: so both
+    // count, the network under load and with the bandwidth that was measured.
     const auto objective_of = [&](const std::vector<DenseSlice>& slices) {
       return (Objective(estimate(slices, &loaded)) + Objective(estimate(slices, &unloaded))) / 2;
     };
@@ -78,7 +80,8 @@ std::vector<DenseSlice> ChooseLayout(const MergedProfile& profile, const std::ve
     // The one in force, if it still covers the same gradients.
     std::vector<int> now, in_force;
     for (const DenseTensor& tensor : tensors) now.push_back(tensor.index);
-    for (const DenseSlice& slice : inputs->slices) in_force.insert(in_force.end(), slice.tensors.begin(), slice.tensors.end());
+    for (const DenseSlice& slice : inputs->slices)
+      in_force.insert(in_force.end(), slice.tensors.begin(), slice.tensors.end());
     std::sort(now.begin(), now.end());
     std::sort(in_force.begin(), in_force.end());
     if (now == in_force) {

@@ -9,13 +9,14 @@
 
 namespace poseidon {
 
-// What a dense exchange needs from the owner of the gradient, or of several that lie side by side. Reused from step to step.
+// What a dense exchange needs from the owner of the gradient, or of several that lie side by side. Reused from step to
+// step.
 class DenseSource {
  public:
   virtual ~DenseSource() = default;
 
-  // Training or autograd thread. The gradient itself where it is contiguous and travels as it is, else a copy. The memory stays
-  // valid until the exchange ends.
+  // Training or autograd thread. The gradient itself where it is contiguous and travels as it is, else a copy. The
+  // memory stays valid until the exchange ends.
   virtual Status PrepareWire(Buffer* wire) = 0;
 
   // True if the reduced copy must be brought back by RestoreFromWire (engine thread).
@@ -28,9 +29,9 @@ class DenseSource {
   virtual int64_t copied_bytes() const { return 0; }
 };
 
-// The same reduction with a factor of its own for each number, so that the transport does not put the messages together: Horovod's fusion,
-// which copies, takes only what has equal factors. They differ by less than float32, in which Horovod scales all narrower types, can
-// tell; float64 can, and stays as it is.
+// The same reduction with a factor of its own for each number, so that the transport does not put the messages
+// together: Horovod's fusion, which copies, takes only what has equal factors. They differ by less than float32, in
+// which Horovod scales all narrower types, can tell; float64 can, and stays as it is.
 Reduction KeptFromFusion(const Reduction& reduction, DType dtype, int number);
 
 class DenseExchange final : public Exchange {

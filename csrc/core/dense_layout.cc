@@ -47,13 +47,20 @@ std::map<uint8_t, std::vector<size_t>> ByKind(const std::vector<DenseTensor>& te
 
 const char* Name(DenseMethod method) {
   switch (method) {
-    case DenseMethod::kHorovod: return "horovod";
-    case DenseMethod::kBsp: return "bsp";
-    case DenseMethod::kWfbp: return "wfbp";
-    case DenseMethod::kMerged: return "merged";
-    case DenseMethod::kPriority: return "priority";
-    case DenseMethod::kLazy: return "lazy";
-    case DenseMethod::kAuto: return "auto";
+    case DenseMethod::kHorovod:
+      return "horovod";
+    case DenseMethod::kBsp:
+      return "bsp";
+    case DenseMethod::kWfbp:
+      return "wfbp";
+    case DenseMethod::kMerged:
+      return "merged";
+    case DenseMethod::kPriority:
+      return "priority";
+    case DenseMethod::kLazy:
+      return "lazy";
+    case DenseMethod::kAuto:
+      return "auto";
   }
   return "?";
 }
@@ -173,27 +180,36 @@ std::vector<DenseSlice> LayOutByPriority(const std::vector<DenseTensor>& given, 
   return slices;
 }
 
-std::vector<DenseSlice> LayOut(const DenseSettings& settings, const std::vector<DenseTensor>& tensors, const AlphaBeta& allreduce) {
+std::vector<DenseSlice> LayOut(const DenseSettings& settings, const std::vector<DenseTensor>& tensors,
+                               const AlphaBeta& allreduce) {
   switch (settings.method) {
-    case DenseMethod::kHorovod: return {};
-    case DenseMethod::kBsp: return LayOutLazily(tensors, std::numeric_limits<double>::infinity());
-    case DenseMethod::kWfbp: return LayOutLazily(tensors, 0);
-    case DenseMethod::kMerged: return LayOutMerged(tensors, allreduce);
-    case DenseMethod::kPriority: return LayOutByPriority(tensors, static_cast<double>(settings.theta), allreduce);
+    case DenseMethod::kHorovod:
+      return {};
+    case DenseMethod::kBsp:
+      return LayOutLazily(tensors, std::numeric_limits<double>::infinity());
+    case DenseMethod::kWfbp:
+      return LayOutLazily(tensors, 0);
+    case DenseMethod::kMerged:
+      return LayOutMerged(tensors, allreduce);
+    case DenseMethod::kPriority:
+      return LayOutByPriority(tensors, static_cast<double>(settings.theta), allreduce);
     case DenseMethod::kLazy:
-    case DenseMethod::kAuto: return LayOutLazily(tensors, static_cast<double>(settings.theta));
+    case DenseMethod::kAuto:
+      return LayOutLazily(tensors, static_cast<double>(settings.theta));
   }
   return {};
 }
 
-std::vector<std::vector<DenseSlice>> CandidateLayouts(const std::vector<DenseTensor>& tensors, const std::vector<AlphaBeta>& networks) {
+std::vector<std::vector<DenseSlice>> CandidateLayouts(const std::vector<DenseTensor>& tensors,
+                                                      const std::vector<AlphaBeta>& networks) {
   std::vector<std::vector<DenseSlice>> layouts = {LayOutLazily(tensors, 0)};
   for (const AlphaBeta& network : networks) layouts.push_back(LayOutMerged(tensors, network));
   std::vector<double> thetas;
   for (double theta = kFirstTheta; theta <= kLastTheta; theta *= kThetaGrowth) thetas.push_back(theta);
   thetas.push_back(std::numeric_limits<double>::infinity());
   for (size_t alone = 0; alone < thetas.size(); ++alone) {
-    for (size_t theta = alone; theta < thetas.size(); ++theta) layouts.push_back(LayOutLazily(tensors, thetas[theta], thetas[alone]));
+    for (size_t theta = alone; theta < thetas.size(); ++theta)
+      layouts.push_back(LayOutLazily(tensors, thetas[theta], thetas[alone]));
   }
   return layouts;
 }

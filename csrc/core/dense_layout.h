@@ -1,9 +1,10 @@
-// How the gradients that are allreduced are put together into messages ("slices"): one large gradient alone, in place, or several small
-// ones that lie side by side in one buffer. A static layout: it depends on agreed values alone, so every rank sends the same messages, and
-// with a fixed theta it is the same from run to run. Pure functions, any thread.
+// How the gradients that are allreduced are put together into messages ("slices"): one large gradient alone, in place,
+// or several small ones that lie side by side in one buffer. A static layout: it depends on agreed values alone, so
+// every rank sends the same messages, and with a fixed theta it is the same from run to run. Pure functions, any
+// thread.
 //
-// Sources: lazy allreduce is GradientFlow's (arXiv 1902.06855, section 3.1), merging by ready times MG-WFBP's (arXiv 1811.11141, algorithm
-// 1), parts sent by priority with bounded credit ByteScheduler's (SOSP 2019).
+// Sources: lazy allreduce is GradientFlow's (arXiv 1902.06855, section 3.1), merging by ready times MG-WFBP's (arXiv
+// 1811.11141, algorithm 1), parts sent by priority with bounded credit ByteScheduler's (SOSP 2019).
 #pragma once
 
 #include <cstdint>
@@ -61,13 +62,17 @@ std::vector<DenseSlice> LayOutLazily(const std::vector<DenseTensor>& tensors, do
 std::vector<DenseSlice> LayOutLazily(const std::vector<DenseTensor>& tensors, double theta, double alone);
 // A gradient waits for the next one if that comes less than alpha after its own message could start.
 std::vector<DenseSlice> LayOutMerged(const std::vector<DenseTensor>& tensors, const AlphaBeta& allreduce);
-// In the order in which they are sent: always, of what is complete by then, what was completed last in backward, which the next forward
-// needs first. Not more than kMostParts parts beyond one per gradient: a smaller theta makes parts of another size.
+// In the order in which they are sent: always, of what is complete by then, what was completed last in backward, which
+// the next forward needs first. Not more than kMostParts parts beyond one per gradient: a smaller theta makes parts of
+// another size.
 constexpr int kMostParts = 2048;
-std::vector<DenseSlice> LayOutByPriority(const std::vector<DenseTensor>& tensors, double theta, const AlphaBeta& allreduce);
+std::vector<DenseSlice> LayOutByPriority(const std::vector<DenseTensor>& tensors, double theta,
+                                         const AlphaBeta& allreduce);
 // For every method but kAuto.
-std::vector<DenseSlice> LayOut(const DenseSettings& settings, const std::vector<DenseTensor>& tensors, const AlphaBeta& allreduce);
+std::vector<DenseSlice> LayOut(const DenseSettings& settings, const std::vector<DenseTensor>& tensors,
+                               const AlphaBeta& allreduce);
 // What kAuto chooses from. networks: for each, what LayOutMerged makes of it is among them.
-std::vector<std::vector<DenseSlice>> CandidateLayouts(const std::vector<DenseTensor>& tensors, const std::vector<AlphaBeta>& networks);
+std::vector<std::vector<DenseSlice>> CandidateLayouts(const std::vector<DenseTensor>& tensors,
+                                                      const std::vector<AlphaBeta>& networks);
 
 }  // namespace poseidon

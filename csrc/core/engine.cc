@@ -79,7 +79,8 @@ void Engine::Stop() {
 Status Engine::Admit(const std::shared_ptr<Exchange>& exchange) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (stopping_) return Status::Aborted("poseidon_hvd's engine has been stopped; " + exchange->name() + " was not sent.");
+    if (stopping_)
+      return Status::Aborted("poseidon_hvd's engine has been stopped; " + exchange->name() + " was not sent.");
     if (exchange->state() == Exchange::State::kInFlight) {
       return Status::Internal(exchange->name() + " was submitted while still in flight.");
     }
@@ -154,10 +155,11 @@ Allocator Engine::AllocatorOf(Exchange& exchange, DType dtype, std::string remed
   };
 }
 
-std::string Engine::CannotAllocate(Exchange& exchange, const Buffer& wanted, const std::string& remedy, const char* reason) {
+std::string Engine::CannotAllocate(Exchange& exchange, const Buffer& wanted, const std::string& remedy,
+                                   const char* reason) {
   const std::string first_line(reason, std::strcspn(reason, "\n"));
-  std::string text = "out of memory: " + std::to_string(wanted.shape[0]) + " gathered rows take " + SizeText(wanted.bytes()) +
-                     " (" + first_line + ").";
+  std::string text = "out of memory: " + std::to_string(wanted.shape[0]) + " gathered rows take " +
+                     SizeText(wanted.bytes()) + " (" + first_line + ").";
   if (!remedy.empty()) text += " " + remedy;
   const Status status = Named(Status::OutOfMemory(std::move(text)), exchange);
   if (options_.log_warning) options_.log_warning(status.message());
@@ -277,8 +279,9 @@ Status Engine::Wait(const std::vector<std::shared_ptr<Exchange>>& exchanges, dou
       const auto in_breakdown = [this](const Exchange* e) { return first_failure_.LostInBreakdown(e->began_); };
       const auto progressed = [&] {
         lost = std::any_of(open.begin(), open.end(), in_breakdown);
-        return stopping_ || lost || std::any_of(open.begin(), open.end(),
-                                        [](const Exchange* e) { return e->state() != Exchange::State::kInFlight; });
+        return stopping_ || lost || std::any_of(open.begin(), open.end(), [](const Exchange* e) {
+                 return e->state() != Exchange::State::kInFlight;
+               });
       };
       if (options_.stall_warning_seconds > 0) {
         stalled = !finished_.wait_until(lock, warn_at, progressed);
@@ -311,8 +314,8 @@ Status Engine::Wait(const std::vector<std::shared_ptr<Exchange>>& exchanges, dou
     if (stalled) {
       if (options_.log_warning) {
         options_.log_warning("still waiting for " + DescribePending(exchanges) +
-                             ". Either a rank has not sent them yet, or it has failed; Horovod's stall inspector names the "
-                             "missing ranks.");
+                             ". Either a rank has not sent them yet, or it has failed; Horovod's stall inspector names "
+                             "the missing ranks.");
       }
       warn_at = now + warn_every;
     }

@@ -27,7 +27,8 @@ class Engine {
     std::function<void(const std::string&)> log_warning;  // any thread; empty: dropped
   };
 
-  // The transport must outlive every completion it still owes, which in practice means: leak both (see architecture.md).
+  // The transport must outlive every completion it still owes, which in practice means: leak both (see
+  // architecture.md).
   Engine(Transport* transport, Options options);
   ~Engine();  // Stop()
   Engine(const Engine&) = delete;
@@ -36,14 +37,14 @@ class Engine {
   // Begins an exchange that is not in flight. Any thread. On failure the exchange stays as it was.
   Status Submit(const std::shared_ptr<Exchange>& exchange);
 
-  // Submit in two parts, for what has to wait for its turn. An admitted exchange counts as in flight; it must be started, or failed, which
-  // ends it. A failure to start ends it too.
+  // Submit in two parts, for what has to wait for its turn. An admitted exchange counts as in flight; it must be
+  // started, or failed, which ends it. A failure to start ends it too.
   Status Admit(const std::shared_ptr<Exchange>& exchange);
   void Start(const std::shared_ptr<Exchange>& exchange);
   void Fail(const std::shared_ptr<Exchange>& exchange, const Status& status);
 
-  // For Exchange::Begin and Advance: counts one more outstanding collective and returns its completion. A completion that
-  // is not handed to the transport after all must be given back with CancelCompletion.
+  // For Exchange::Begin and Advance: counts one more outstanding collective and returns its completion. A completion
+  // that is not handed to the transport after all must be given back with CancelCompletion.
   Completion CompletionOf(Exchange& exchange);
   void CancelCompletion(Exchange& exchange);
 
@@ -63,9 +64,9 @@ class Engine {
   // The transport has been started anew: what fails from now on has nothing to do with what failed before.
   void ForgetFailures();
 
-  // Ends the thread; exchanges still in flight fail with kAborted, also later ones. Idempotent; waits for the exchange being
-  // advanced. In a forked child, where the thread does not exist, it only lets go of it. Not for several threads at
-  // once.
+  // Ends the thread; exchanges still in flight fail with kAborted, also later ones. Idempotent; waits for the exchange
+  // being advanced. In a forked child, where the thread does not exist, it only lets go of it. Not for several threads
+  // at once.
   void Stop();
 
   Transport& transport() { return *transport_; }

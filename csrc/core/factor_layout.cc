@@ -25,19 +25,27 @@ uint32_t LoadFlag(const unsigned char* at) {
 
 void Store(unsigned char* at, uint32_t flags, int64_t width) {
   switch (width) {
-    case 1: return StoreFlag<uint8_t>(at, flags);
-    case 2: return StoreFlag<uint16_t>(at, flags);
-    case 4: return StoreFlag<uint32_t>(at, flags);
-    case 8: return StoreFlag<uint64_t>(at, flags);
+    case 1:
+      return StoreFlag<uint8_t>(at, flags);
+    case 2:
+      return StoreFlag<uint16_t>(at, flags);
+    case 4:
+      return StoreFlag<uint32_t>(at, flags);
+    case 8:
+      return StoreFlag<uint64_t>(at, flags);
   }
 }
 
 uint32_t Load(const unsigned char* at, int64_t width) {
   switch (width) {
-    case 1: return LoadFlag<uint8_t>(at);
-    case 2: return LoadFlag<uint16_t>(at);
-    case 4: return LoadFlag<uint32_t>(at);
-    case 8: return LoadFlag<uint64_t>(at);
+    case 1:
+      return LoadFlag<uint8_t>(at);
+    case 2:
+      return LoadFlag<uint16_t>(at);
+    case 4:
+      return LoadFlag<uint32_t>(at);
+    case 8:
+      return LoadFlag<uint64_t>(at);
   }
   return 0;
 }
@@ -86,8 +94,9 @@ Status CheckElementCount(int64_t total_rows, const FactorLayout& layout, const s
   const int64_t max_rows = kMaxCollectiveElements / layout.row_elements();  // by division: the product may overflow
   if (total_rows <= max_rows) return Status::OK();
   return Status::InvalidArgument(name + ": the factors of " + std::to_string(total_rows) + " rows (all ranks) of " +
-                                 std::to_string(layout.row_elements()) + " elements exceed one collective, which holds " +
-                                 std::to_string(max_rows) + " such rows; use scheme allreduce for this parameter");
+                                 std::to_string(layout.row_elements()) +
+                                 " elements exceed one collective, which holds " + std::to_string(max_rows) +
+                                 " such rows; use scheme allreduce for this parameter");
 }
 
 }  // namespace poseidon

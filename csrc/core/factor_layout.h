@@ -2,23 +2,23 @@
 //
 //     [ x (N elements) | d (M elements) | flag (1 element) ]
 //
-// in the factors' wire dtype, so the allgather of all ranks' messages holds x_all and d_all as strided blocks in rank order
-// and needs no unpacking.
+// in the factors' wire dtype, so the allgather of all ranks' messages holds x_all and d_all as strided blocks in rank
+// order and needs no unpacking.
 //
-// In a row-sparse message (an embedding is a layer whose x is one-hot) the id of the table's row stands in x's place, as
-// raw bits in as many elements as 4 bytes need (IdElements), and d has the D elements of that row:
+// In a row-sparse message (an embedding is a layer whose x is one-hot) the id of the table's row stands in x's place,
+// as raw bits in as many elements as 4 bytes need (IdElements), and d has the D elements of that row:
 //
 //     [ id (4 bytes, padded to elements) | d (D elements) | flag (1 element) ]
 //
 // Ids differ within a rank's block: a rank adds up what belongs to one row before it sends.
 //
 // The flag element is an unsigned integer of the element's width, NOT a number of that dtype: as a float it would be a
-// denormal, which conversion or arithmetic may flush. Write it after any dtype conversion. Flags sit in the first row of each
-// rank's block and are 0 elsewhere. A rank with flags but no rows sends one row of zeros, which adds nothing to d^T x.
-// In float16 the element's upper bits hold the row's scales (row_scales.h), in every row.
+// denormal, which conversion or arithmetic may flush. Write it after any dtype conversion. Flags sit in the first row
+// of each rank's block and are 0 elsewhere. A rank with flags but no rows sends one row of zeros, which adds nothing to
+// d^T x. In float16 the element's upper bits hold the row's scales (row_scales.h), in every row.
 //
-// Pure functions on host memory, any thread. No alignment is required. For a message on a device, copy its flag column to
-// the host and use the functions with a layout of {0, 0}, whose rows are the flag alone.
+// Pure functions on host memory, any thread. No alignment is required. For a message on a device, copy its flag column
+// to the host and use the functions with a layout of {0, 0}, whose rows are the flag alone.
 #ifndef POSEIDON_CORE_FACTOR_LAYOUT_H_
 #define POSEIDON_CORE_FACTOR_LAYOUT_H_
 
@@ -33,8 +33,9 @@ namespace poseidon {
 // This rank holds a gradient of weight / bias that its factors do not cover; all ranks follow up with an allreduce.
 constexpr uint32_t kFlagExtraWeight = 1u << 0;
 constexpr uint32_t kFlagExtraBias = 1u << 1;
-// And it came in a step in which backward reached the layer: evidence that its calls do not give all of its gradient. Without this flag
-// the extra part is what the user left or put into .grad, such as the result of a synchronize() that is followed by another.
+// And it came in a step in which backward reached the layer: evidence that its calls do not give all of its gradient.
+// Without this flag the extra part is what the user left or put into .grad, such as the result of a synchronize() that
+// is followed by another.
 constexpr uint32_t kFlagForeign = 1u << 2;
 
 // Flags are bits below this one, in every dtype.

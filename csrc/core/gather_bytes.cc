@@ -21,12 +21,14 @@ class BytesExchange final : public Exchange {
  protected:
   Status Begin(Engine& engine) override {
     const Buffer in{block_.data(), {static_cast<int64_t>(block_.size())}, DType::kUInt8};
-    auto allocate = [self = std::static_pointer_cast<BytesExchange>(shared_from_this())](const std::vector<int64_t>& shape) {
-      self->gathered_.resize(shape[0]);
-      return Buffer{self->gathered_.data(), shape, DType::kUInt8};
-    };
-    Status status = engine.transport().Allgather(name(), in, engine.AllocatorOf(*this, in.dtype, "", std::move(allocate)),
-                                                 process_set_, engine.CompletionOf(*this));
+    auto allocate =
+        [self = std::static_pointer_cast<BytesExchange>(shared_from_this())](const std::vector<int64_t>& shape) {
+          self->gathered_.resize(shape[0]);
+          return Buffer{self->gathered_.data(), shape, DType::kUInt8};
+        };
+    Status status =
+        engine.transport().Allgather(name(), in, engine.AllocatorOf(*this, in.dtype, "", std::move(allocate)),
+                                     process_set_, engine.CompletionOf(*this));
     if (!status.ok()) engine.CancelCompletion(*this);
     return status;
   }

@@ -1,4 +1,5 @@
-// Small control data, where ranks must agree: each rank contributes bytes, every rank receives all of them in rank order.
+// Small control data, where ranks must agree: each rank contributes bytes, every rank receives all of them in rank
+// order.
 #pragma once
 
 #include <cstdint>

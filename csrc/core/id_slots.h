@@ -1,5 +1,5 @@
-// A set of ids in the order of their first appearance: id -> slot 0, 1, 2, ... Merges the rows of an embedding table that a step
-// touches, without an array as long as the table.
+// A set of ids in the order of their first appearance: id -> slot 0, 1, 2, ... Merges the rows of an embedding table
+// that a step touches, without an array as long as the table.
 #pragma once
 
 #include <cstddef>

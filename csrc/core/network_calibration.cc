@@ -18,8 +18,8 @@ constexpr int64_t kLastBytes = int64_t{1} << 24;
 constexpr int kGrowth = 8;  // from size to size
 constexpr int kMostTrials = 5;
 constexpr double kShortSeconds = 0.02;  // below it a size is tried kMostTrials times, else twice
-// Until a size takes so many times as long as the smallest, the time is mostly alpha and tells little of beta: then the budget may be
-// exceeded so many times.
+// Until a size takes so many times as long as the smallest, the time is mostly alpha and tells little of beta: then the
+// budget may be exceeded so many times.
 constexpr double kTellingRatio = 5;
 constexpr double kBudgetsUntilThen = 2.5;
 
@@ -36,14 +36,16 @@ class Probe final : public Exchange {
     const Buffer buffer{data_.data(), {static_cast<int64_t>(data_.size())}, DType::kFloat32};
     Status status;
     if (scheme() == Scheme::kAllreduce) {
-      status = engine.transport().Allreduce(name(), buffer, Reduction{ReduceOp::kSum}, process_set_, engine.CompletionOf(*this));
+      status = engine.transport().Allreduce(name(), buffer, Reduction{ReduceOp::kSum}, process_set_,
+                                            engine.CompletionOf(*this));
     } else {
       auto allocate = [self = std::static_pointer_cast<Probe>(shared_from_this())](const std::vector<int64_t>& shape) {
         self->gathered_.resize(shape[0]);
         return Buffer{self->gathered_.data(), shape, DType::kFloat32};
       };
       const char* remedy = "Give the network's costs by network= or POSEIDON_PROFILE.";
-      status = engine.transport().Allgather(name(), buffer, engine.AllocatorOf(*this, buffer.dtype, remedy, std::move(allocate)),
+      status = engine.transport().Allgather(name(), buffer,
+                                            engine.AllocatorOf(*this, buffer.dtype, remedy, std::move(allocate)),
                                             process_set_, engine.CompletionOf(*this));
     }
     if (!status.ok()) engine.CancelCompletion(*this);
@@ -89,7 +91,8 @@ Status MeasureKind(Engine& engine, const CalibrationOptions& options, Scheme sch
     // Of an allgather each rank contributes its share.
     int64_t elements = bytes / static_cast<int64_t>(sizeof(float));
     if (scheme != Scheme::kAllreduce) elements = std::max<int64_t>(1, elements / options.size);
-    const int64_t counted = elements * static_cast<int64_t>(sizeof(float)) * (scheme == Scheme::kAllreduce ? 1 : options.size);
+    const int64_t counted =
+        elements * static_cast<int64_t>(sizeof(float)) * (scheme == Scheme::kAllreduce ? 1 : options.size);
     auto probe = std::make_shared<Probe>(prefix + std::to_string(bytes), scheme, elements, options.process_set);
     std::vector<double> mine;
     for (int i = 0; i <= repeats; ++i) {

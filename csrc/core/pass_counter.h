@@ -1,5 +1,6 @@
-// Task state of one parameter within a step: how many backward passes are still to come before its gradient is complete, and
-// whether it has been sent. Semantics of `_allreduce_delay` in Horovod 0.28.1's horovod/torch/optimizer.py.
+// Task state of one parameter within a step: how many backward passes are still to come before its gradient is
+// complete, and whether it has been sent. Semantics of `_allreduce_delay` in Horovod 0.28.1's
+// horovod/torch/optimizer.py.
 #ifndef POSEIDON_CORE_PASS_COUNTER_H_
 #define POSEIDON_CORE_PASS_COUNTER_H_
 

@@ -9,7 +9,7 @@
 namespace poseidon {
 namespace {
 
-constexpr uint32_t kMagic = 0x354e4c50;     // "PLN5"; the digit changes with the format
+constexpr uint32_t kMagic = 0x354e4c50;   // "PLN5"; the digit changes with the format
 constexpr size_t kMinDecisionBytes = 58;  // name and reason empty
 constexpr size_t kMinSliceBytes = 28;     // one tensor
 

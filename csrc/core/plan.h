@@ -21,7 +21,7 @@ struct Plan {
   NetworkModel network;       // policy kTime; else unknown
   StepPrediction prediction;  // policy kTime
   DenseMethod dense_method = DenseMethod::kHorovod;
-  std::vector<DenseSlice> slices;  // of indices into decisions, in the order of sending
+  std::vector<DenseSlice> slices;         // of indices into decisions, in the order of sending
   std::vector<TensorDecision> decisions;  // in the order of RankProfile::tensors
 };
 
@@ -43,8 +43,8 @@ Status CheckPlan(const Plan& plan, int size, const std::vector<LocalTensor>& loc
 // FNV-1a, 64 bits. Against accidents, not against an adversary.
 uint64_t HashBytes(const void* data, size_t size);
 
-// What ranks compare: the plan as received plus their own parameters in order. Equal hashes mean that the ranks will run the
-// same collectives on the same shapes.
+// What ranks compare: the plan as received plus their own parameters in order. Equal hashes mean that the ranks will
+// run the same collectives on the same shapes.
 uint64_t HashPlan(const std::vector<uint8_t>& encoded_plan, const std::vector<LocalTensor>& local);
 
 }  // namespace poseidon

@@ -11,7 +11,7 @@ namespace poseidon {
 namespace {
 
 constexpr uint32_t kMagic = 0x36465250;  // "PRF6"; the digit changes with the format
-constexpr size_t kMinTensorBytes = 62;  // name, shape and reason empty
+constexpr size_t kMinTensorBytes = 62;   // name, shape and reason empty
 
 int64_t ReadCounted(ByteReader* reader) {
   const int64_t value = reader->ReadI64();
@@ -60,13 +60,15 @@ Status CompareTensors(const RankProfile& first, const RankProfile& other, size_t
     const TensorProfile* b = i < other.tensors.size() ? &other.tensors[i] : nullptr;
     const bool same = a && b && a->name == b->name && a->shape == b->shape && a->dtype == b->dtype;
     if (same && a->active != b->active) {
-      const auto wants = [](bool active) { return std::string(active ? "one that wants a gradient" : "one that wants none"); };
+      const auto wants = [](bool active) {
+        return std::string(active ? "one that wants a gradient" : "one that wants none");
+      };
       return Status::InvalidArgument(Differ("parameter " + a->name, wants(a->active), rank, wants(b->active),
                                             "call requires_grad_() alike on all ranks, at the same step"));
     }
     if (same) continue;
-    return Status::InvalidArgument(Differ("parameter " + std::to_string(i), a ? Describe(*a) : "none", rank,
-                                          b ? Describe(*b) : "none", remedy));
+    return Status::InvalidArgument(
+        Differ("parameter " + std::to_string(i), a ? Describe(*a) : "none", rank, b ? Describe(*b) : "none", remedy));
   }
   return Status::OK();
 }
@@ -139,8 +141,9 @@ Status CompareLayout(const std::vector<RankProfile>& by_rank, size_t index) {
     }
     if (first->sparse == tensor.sparse) continue;
     const auto kind = [](bool sparse) { return std::string(sparse ? "a sparse one" : "a dense one"); };
-    return Status::InvalidArgument("ranks disagree on the gradient of " + tensor.name + ": rank " + std::to_string(first_rank) + " has " +
-                                   kind(first->sparse) + ", rank " + std::to_string(rank) + " has " + kind(tensor.sparse) +
+    return Status::InvalidArgument("ranks disagree on the gradient of " + tensor.name + ": rank " +
+                                   std::to_string(first_rank) + " has " + kind(first->sparse) + ", rank " +
+                                   std::to_string(rank) + " has " + kind(tensor.sparse) +
                                    "; give the layer the same sparse= on every rank, or set sparse_as_dense=True");
   }
   return Status::OK();

@@ -8,8 +8,8 @@ namespace poseidon {
 namespace {
 
 constexpr int kStep = 4;
-constexpr int kTopExponent = 16;     // float16 ends just below 2^16
-constexpr int kMostSteps = 31;       // 2^-124 and 2^124: the inverse is a normal float32 too
+constexpr int kTopExponent = 16;                // float16 ends just below 2^16
+constexpr int kMostSteps = 31;                  // 2^-124 and 2^124: the inverse is a normal float32 too
 constexpr float kRoundsUp = 0x1p0f - 0x1p-12f;  // fractions from here on round to 1 in the 11 bits of float16
 
 constexpr int kBits = 6;

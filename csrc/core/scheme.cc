@@ -6,36 +6,49 @@ namespace poseidon {
 
 const char* Name(Scheme scheme) {
   switch (scheme) {
-    case Scheme::kAllreduce: return "allreduce";
-    case Scheme::kSfb: return "sfb";
-    case Scheme::kSparseAllgather: return "sparse_allgather";
-    case Scheme::kRowSparse: return "row-sparse";
+    case Scheme::kAllreduce:
+      return "allreduce";
+    case Scheme::kSfb:
+      return "sfb";
+    case Scheme::kSparseAllgather:
+      return "sparse_allgather";
+    case Scheme::kRowSparse:
+      return "row-sparse";
   }
   return "unknown";
 }
 
 const char* Name(Policy policy) {
   switch (policy) {
-    case Policy::kBytes: return "bytes";
-    case Policy::kAllreduce: return "allreduce";
-    case Policy::kSfb: return "sfb";
-    case Policy::kTime: return "time";
+    case Policy::kBytes:
+      return "bytes";
+    case Policy::kAllreduce:
+      return "allreduce";
+    case Policy::kSfb:
+      return "sfb";
+    case Policy::kTime:
+      return "time";
   }
   return "unknown";
 }
 
 const char* Name(SchemeOverride value) {
   switch (value) {
-    case SchemeOverride::kAuto: return "auto";
-    case SchemeOverride::kAllreduce: return "allreduce";
-    case SchemeOverride::kSfb: return "sfb";
-    case SchemeOverride::kRowSparse: return "row-sparse";
+    case SchemeOverride::kAuto:
+      return "auto";
+    case SchemeOverride::kAllreduce:
+      return "allreduce";
+    case SchemeOverride::kSfb:
+      return "sfb";
+    case SchemeOverride::kRowSparse:
+      return "row-sparse";
   }
   return "unknown";
 }
 
 Status ParseScheme(const std::string& text, Scheme* out) {
-  return ParseNamed("scheme", text, {Scheme::kAllreduce, Scheme::kSfb, Scheme::kSparseAllgather, Scheme::kRowSparse}, out);
+  return ParseNamed("scheme", text, {Scheme::kAllreduce, Scheme::kSfb, Scheme::kSparseAllgather, Scheme::kRowSparse},
+                    out);
 }
 
 Status ParsePolicy(const std::string& text, Policy* out) {
@@ -43,8 +56,9 @@ Status ParsePolicy(const std::string& text, Policy* out) {
 }
 
 Status ParseSchemeOverride(const std::string& text, SchemeOverride* out) {
-  return ParseNamed("scheme override", text,
-               {SchemeOverride::kAuto, SchemeOverride::kAllreduce, SchemeOverride::kSfb, SchemeOverride::kRowSparse}, out);
+  return ParseNamed(
+      "scheme override", text,
+      {SchemeOverride::kAuto, SchemeOverride::kAllreduce, SchemeOverride::kSfb, SchemeOverride::kRowSparse}, out);
 }
 
 }  // namespace poseidon

@@ -17,7 +17,8 @@ namespace {
 // Why SFB cannot carry this tensor; empty if it can.
 std::string Obstacle(const MergedTensor& tensor) {
   const TensorProfile& base = tensor.base;
-  if (!base.is_linear_weight) return base.shape.size() == 2 && !tensor.reason.empty() ? tensor.reason : "not a linear weight";
+  if (!base.is_linear_weight)
+    return base.shape.size() == 2 && !tensor.reason.empty() ? tensor.reason : "not a linear weight";
   if (!tensor.sfb_allowed) return tensor.reason;
   if (base.shape.size() != 2 || NumElements(base.shape) == 0) return "weight of shape " + ShapeText(base.shape);
   if (!IsFloating(base.factor_dtype)) return std::string("factors are ") + Name(base.factor_dtype);
@@ -35,7 +36,8 @@ std::string RowSparseObstacle(const MergedTensor& tensor, const SelectorSettings
   if (base.shape.size() != 2 || NumElements(base.shape) == 0) return "table of shape " + ShapeText(base.shape);
   if (!IsFloating(base.factor_dtype)) return std::string("output gradients are ") + Name(base.factor_dtype);
   const FactorLayout layout{IdElements(FactorWireDType(base.factor_dtype, settings.fp16_wire)), base.shape[1]};
-  if (Status status = CheckElementCount(tensor.global_unique_rows, layout, base.name); !status.ok()) return status.message();
+  if (Status status = CheckElementCount(tensor.global_unique_rows, layout, base.name); !status.ok())
+    return status.message();
   return {};
 }
 
@@ -51,7 +53,8 @@ void ChooseRowsByBytes(const MergedTensor& tensor, const SelectorSettings& setti
   const DType wire = FactorWireDType(base.factor_dtype, settings.fp16_wire);
   const double row_bytes = RowSparseWireBytes(1, base.shape[1], wire, settings.size);
   if (decision->row_sparse_bytes <= otherwise) decision->scheme = Scheme::kRowSparse;
-  decision->reason = "bytes: " + std::to_string(tensor.global_unique_rows) + " merged global rows, row-sparse sends fewer up to " +
+  decision->reason = "bytes: " + std::to_string(tensor.global_unique_rows) +
+                     " merged global rows, row-sparse sends fewer up to " +
                      std::to_string(static_cast<int64_t>(std::floor(otherwise / row_bytes)));
 }
 
@@ -69,8 +72,9 @@ void DecideEmbedding(const MergedTensor& tensor, SchemeOverride value, const Sel
     decision->reason = "one rank";
   } else if (value == SchemeOverride::kSfb || (value == SchemeOverride::kRowSparse && !obstacle.empty())) {
     decision->request_refused = true;
-    decision->reason = std::string("override: ") + Name(value) + " was asked for but cannot be: " +
-                       (value == SchemeOverride::kSfb ? "it is an embedding table, for which there is row-sparse" : obstacle);
+    decision->reason =
+        std::string("override: ") + Name(value) + " was asked for but cannot be: " +
+        (value == SchemeOverride::kSfb ? "it is an embedding table, for which there is row-sparse" : obstacle);
   } else if (value == SchemeOverride::kAllreduce) {
     decision->request_refused = tensor.sparse;
     decision->reason = tensor.sparse ? "allreduce was asked for but the gradient is sparse" : "override: allreduce";
@@ -89,12 +93,13 @@ void DecideEmbedding(const MergedTensor& tensor, SchemeOverride value, const Sel
   }
 }
 
-// Row-sparse was asked for what is no embedding table. A pattern that means tables may match a bias: nothing to warn of.
+// Row-sparse was asked for what is no embedding table. A pattern that means tables may match a bias: nothing to warn
+// of.
 void RefuseRowSparse(const MergedTensor& tensor, TensorDecision* decision) {
   decision->request_refused = tensor.base.shape.size() > 1;
   const std::string why = tensor.base.is_embedding ? "the table is the weight of linear calls too"
-                          : tensor.base.used      ? "not an embedding table"
-                                                  : tensor.reason;
+                          : tensor.base.used       ? "not an embedding table"
+                                                   : tensor.reason;
   decision->reason = "override: row-sparse was asked for but cannot be: " + why;
 }
 
@@ -113,9 +118,9 @@ void ChooseByBytes(const MergedTensor& tensor, const SelectorSettings& settings,
     return;
   }
   const TensorProfile& base = tensor.base;
-  const double break_even = SfbBreakEvenRows(base.shape[0], base.shape[1],
-                                             SizeOf(FactorWireDType(base.factor_dtype, settings.fp16_wire)),
-                                             SizeOf(AllreduceWireDType(base.dtype, settings.fp16_wire)));
+  const double break_even =
+      SfbBreakEvenRows(base.shape[0], base.shape[1], SizeOf(FactorWireDType(base.factor_dtype, settings.fp16_wire)),
+                       SizeOf(AllreduceWireDType(base.dtype, settings.fp16_wire)));
   const bool sfb = decision->sfb_bytes <= decision->allreduce_bytes;
   decision->scheme = sfb ? Scheme::kSfb : Scheme::kAllreduce;
   decision->reason = "bytes: " + std::to_string(tensor.global_rows) + " global rows, SFB sends fewer up to " +
@@ -137,9 +142,8 @@ TensorDecision Decide(const MergedTensor& tensor, SchemeOverride value, const Se
   if (tensor.sparse) {
     decision.scheme = Scheme::kSparseAllgather;
     decision.request_refused = value != SchemeOverride::kAuto;
-    decision.reason = decision.request_refused
-                          ? std::string(Name(value)) + " was asked for but the gradient is sparse"
-                          : "sparse gradient";
+    decision.reason = decision.request_refused ? std::string(Name(value)) + " was asked for but the gradient is sparse"
+                                               : "sparse gradient";
     return decision;
   }
   const std::string obstacle = Obstacle(tensor);
@@ -160,8 +164,8 @@ TensorDecision Decide(const MergedTensor& tensor, SchemeOverride value, const Se
   if (wanted == Policy::kAllreduce) {
     decision.reason = std::string(asked_by) + ": allreduce";
   } else if (!obstacle.empty()) {
-    // Policy kSfb means "wherever it is possible": that a convolution is not a linear weight is nothing to warn of. Nor is a bias
-    // that a pattern happens to match: it follows its weight.
+    // Policy kSfb means "wherever it is possible": that a convolution is not a linear weight is nothing to warn of. Nor
+    // is a bias that a pattern happens to match: it follows its weight.
     decision.request_refused =
         wanted == Policy::kSfb && (base.is_linear_weight || (value == SchemeOverride::kSfb && base.shape.size() > 1));
     decision.reason =
@@ -181,8 +185,9 @@ std::string MillisecondsText(double seconds) {
   return text;
 }
 
-void DecideByTime(const MergedProfile& profile, const std::vector<SchemeOverride>& overrides, const SelectorSettings& settings,
-                  const TimeInputs& inputs, std::vector<TensorDecision>* decisions, StepPrediction* prediction) {
+void DecideByTime(const MergedProfile& profile, const std::vector<SchemeOverride>& overrides,
+                  const SelectorSettings& settings, const TimeInputs& inputs, std::vector<TensorDecision>* decisions,
+                  StepPrediction* prediction) {
   StepModel model = MakeStepModel(profile, *decisions, settings, inputs);
   NetworkLoad load = inputs.load;
   if (inputs.current.size() == decisions->size() && profile.step_seconds > 0) {
@@ -221,28 +226,32 @@ void DecideByTime(const MergedProfile& profile, const std::vector<SchemeOverride
   };
   free_biases(&current);
   for (TriedChoice& each : tried) free_biases(&each.schemes);
-  const TimeChoice choice = ChooseByTime(model, alternative, forced, inputs.settings, current, tried,
-                                         profile.first_step_seconds > 0 ? profile.first_step_seconds : std::numeric_limits<double>::infinity());
+  const TimeChoice choice = ChooseByTime(
+      model, alternative, forced, inputs.settings, current, tried,
+      profile.first_step_seconds > 0 ? profile.first_step_seconds : std::numeric_limits<double>::infinity());
   for (size_t i = 0; i < decisions->size(); ++i) {
     if (forced[i] || alternative[i] == Scheme::kAllreduce) continue;
     TensorDecision& decision = (*decisions)[i];
     decision.scheme = choice.schemes[i];
     const bool factored = decision.scheme != Scheme::kAllreduce;
-    const std::string alone = MillisecondsText(decision.gather_seconds) + " against " + MillisecondsText(decision.allreduce_seconds);
+    const std::string alone =
+        MillisecondsText(decision.gather_seconds) + " against " + MillisecondsText(decision.allreduce_seconds);
     if (choice.over_memory[i]) {
       decision.reason = "time: its gathered rows exceed the memory limit";
     } else if (factored == (decision.gather_seconds < decision.allreduce_seconds)) {
       decision.reason = "time: " + alone;
     } else {
-      decision.reason = "time: " + alone + " alone, " + (factored ? "but it shortens the step" : "but hidden or too small a gain");
+      decision.reason =
+          "time: " + alone + " alone, " + (factored ? "but it shortens the step" : "but hidden or too small a gain");
     }
   }
   if (prediction == nullptr) return;
   *prediction = {true, choice.chosen, choice.dense, load, choice.chosen.step};
-  // What the model does not explain of a step that was observed: ranks that wait for each other, above all. Of a choice that was not
-  // tried nothing better is known than that of the one in force.
+  // What the model does not explain of a step that was observed: ranks that wait for each other, above all. Of a choice
+  // that was not tried nothing better is known than that of the one in force.
   const auto unexplained = [&](const std::vector<Scheme>& schemes) {
-    const auto it = std::find_if(tried.begin(), tried.end(), [&](const TriedChoice& each) { return each.schemes == schemes; });
+    const auto it =
+        std::find_if(tried.begin(), tried.end(), [&](const TriedChoice& each) { return each.schemes == schemes; });
     return it == tried.end() ? -1 : std::max(0.0, it->seconds - SimulateStep(model, schemes).step);
   };
   const double of_current = std::max(0.0, unexplained(current));
@@ -301,7 +310,8 @@ void ApplyLayout(const std::vector<DenseSlice>& slices, StepModel* model) {
 }
 
 std::vector<TensorDecision> Select(const MergedProfile& profile, const std::vector<SchemeOverride>& overrides,
-                                   const SelectorSettings& settings, const TimeInputs* inputs, StepPrediction* prediction) {
+                                   const SelectorSettings& settings, const TimeInputs* inputs,
+                                   StepPrediction* prediction) {
   std::vector<TensorDecision> decisions;
   decisions.reserve(profile.tensors.size());
   for (size_t i = 0; i < profile.tensors.size(); ++i) {

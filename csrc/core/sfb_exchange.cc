@@ -23,16 +23,17 @@ Status SfbExchange::Begin(Engine& engine) {
   times_.pack_seconds = pack_seconds_;
   wire_.collectives = 1;
   wire_.dense_bytes = options_.dense_bytes;
-  auto allocate = [self = std::static_pointer_cast<SfbExchange>(shared_from_this())](const std::vector<int64_t>& shape) {
+  auto allocate = [self =
+                       std::static_pointer_cast<SfbExchange>(shared_from_this())](const std::vector<int64_t>& shape) {
     self->times_.wire_begin = Clock::now();
     self->gathered_ = self->layer_->AllocateGathered(shape);
     return self->gathered_;
   };
   const std::string remedy = "Use smaller batches or schemes={'" + options_.parameter +
                              "': 'allreduce'}; policy='time' keeps to memory_limit.";
-  Status status = engine.transport().Allgather(
-      name(), message_, engine.AllocatorOf(*this, message_.dtype, remedy, std::move(allocate)), options_.process_set,
-      engine.CompletionOf(*this));
+  Status status = engine.transport().Allgather(name(), message_,
+                                               engine.AllocatorOf(*this, message_.dtype, remedy, std::move(allocate)),
+                                               options_.process_set, engine.CompletionOf(*this));
   if (!status.ok()) engine.CancelCompletion(*this);
   return status;
 }

@@ -1,9 +1,10 @@
-// Sufficient factor broadcasting of one fully connected layer (Poseidon, arXiv 1706.03292, section 3.2): one allgather of the
-// rows [x | d | flag], then G = scale * d_all^T x_all on every rank. The same exchange carries the touched rows of an
-// embedding table, whose x is one-hot and travels as an id (factor_layout.h).
+// Sufficient factor broadcasting of one fully connected layer (Poseidon, arXiv 1706.03292, section 3.2): one allgather
+// of the rows [x | d | flag], then G = scale * d_all^T x_all on every rank. The same exchange carries the touched rows
+// of an embedding table, whose x is one-hot and travels as an id (factor_layout.h).
 //
-// Where some rank flagged a gradient that its factors do not cover, all ranks follow up with an allreduce of that extra part and
-// the rebuilt gradient is added to its result. Every rank reads the flags from the same gathered matrix, so all follow up or none.
+// Where some rank flagged a gradient that its factors do not cover, all ranks follow up with an allreduce of that extra
+// part and the rebuilt gradient is added to its result. Every rank reads the flags from the same gathered matrix, so
+// all follow up or none.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@
 
 namespace poseidon {
 
-// What the exchange needs from the owner of the layer (csrc/torch; plain loops in the unit tests). Reused from step to step.
+// What the exchange needs from the owner of the layer (csrc/torch; plain loops in the unit tests). Reused from step to
+// step.
 class FactorLayer {
  public:
   enum Part : int { kWeight = 0, kBias = 1 };
@@ -25,8 +27,8 @@ class FactorLayer {
   // Transport thread. Memory for the gathered rows; stays valid until the exchange ends.
   virtual Buffer AllocateGathered(const std::vector<int64_t>& shape) = 0;
 
-  // Engine thread. Weight gradient = scale * d^T x over the gathered rows, bias gradient = scale * column sums of d, each
-  // overwriting the gradient buffer, or added to it where `add`. No rows: zeros, or nothing to add.
+  // Engine thread. Weight gradient = scale * d^T x over the gathered rows, bias gradient = scale * column sums of d,
+  // each overwriting the gradient buffer, or added to it where `add`. No rows: zeros, or nothing to add.
   virtual Status Rebuild(const Buffer& gathered, const bool add[2]) = 0;
 
   // Engine thread. The wire buffer for the extra part: this rank's own, or zeros where it has none.

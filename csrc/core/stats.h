@@ -12,7 +12,8 @@ namespace poseidon {
 using Clock = std::chrono::steady_clock;
 
 inline double SecondsBetween(Clock::time_point from, Clock::time_point to) {
-  return from == Clock::time_point{} || to == Clock::time_point{} ? 0.0 : std::chrono::duration<double>(to - from).count();
+  return from == Clock::time_point{} || to == Clock::time_point{} ? 0.0
+                                                                  : std::chrono::duration<double>(to - from).count();
 }
 
 // When an exchange passed each stage; a stage that it does not have stays at the epoch.
@@ -28,18 +29,18 @@ struct ExchangeTimes {
 
 // What one exchange put on the wire.
 struct WireCount {
-  double bytes_sent = 0;     // payload bytes this rank sends in a ring, mean over ranks (cost_model.h)
+  double bytes_sent = 0;  // payload bytes this rank sends in a ring, mean over ranks (cost_model.h)
   int64_t collectives = 0;
-  double dense_bytes = 0;    // what a plain allreduce of the same gradients would have sent
+  double dense_bytes = 0;  // what a plain allreduce of the same gradients would have sent
 };
 
 // Sums per scheme over steps.
 struct SchemeStats {
-  int64_t tensors = 0;       // gradients exchanged
+  int64_t tensors = 0;  // gradients exchanged
   int64_t collectives = 0;
   double bytes_sent = 0;
   double dense_bytes = 0;
-  double waited_seconds = 0;   // training thread blocked in synchronize() with this scheme last to finish
+  double waited_seconds = 0;  // training thread blocked in synchronize() with this scheme last to finish
   double pack_seconds = 0;
   double queue_seconds = 0;    // enqueue to start of transfer
   double wire_seconds = 0;     // transfer; for an allreduce queue and wire together
@@ -62,10 +63,10 @@ struct SchemeStats {
 struct SessionStats {
   int64_t steps = 0;
   double synchronize_seconds = 0;
-  int64_t dense_messages = 0;        // allreduces that the plan's layout asked for
-  int64_t dense_in_place_bytes = 0;  // of gradients that were reduced where they lay
-  int64_t dense_copied_bytes = 0;    // of those that were copied into a message first
-  int64_t early_messages = 0;  // factors or rows sent from their layer's own backward node
+  int64_t dense_messages = 0;                       // allreduces that the plan's layout asked for
+  int64_t dense_in_place_bytes = 0;                 // of gradients that were reduced where they lay
+  int64_t dense_copied_bytes = 0;                   // of those that were copied into a message first
+  int64_t early_messages = 0;                       // factors or rows sent from their layer's own backward node
   std::array<SchemeStats, kSchemeCount> by_scheme;  // indexed by Scheme
 
   SchemeStats& of(Scheme scheme) { return by_scheme[static_cast<size_t>(scheme)]; }

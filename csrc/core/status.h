@@ -1,5 +1,5 @@
-// Result of anything that can fail for an expected reason. The core throws no exceptions: at the Python binding one table
-// maps StatusCode to exception types, so a new code needs a new row there.
+// Result of anything that can fail for an expected reason. The core throws no exceptions: at the Python binding one
+// table maps StatusCode to exception types, so a new code needs a new row there.
 #ifndef POSEIDON_CORE_STATUS_H_
 #define POSEIDON_CORE_STATUS_H_
 
@@ -29,7 +29,9 @@ class [[nodiscard]] Status {
 
   static Status OK() { return Status(); }
   static Status InvalidArgument(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
-  static Status FailedPrecondition(std::string message) { return {StatusCode::kFailedPrecondition, std::move(message)}; }
+  static Status FailedPrecondition(std::string message) {
+    return {StatusCode::kFailedPrecondition, std::move(message)};
+  }
   static Status Aborted(std::string message) { return {StatusCode::kAborted, std::move(message)}; }
   static Status Internal(std::string message) { return {StatusCode::kInternal, std::move(message)}; }
   static Status Unavailable(std::string message) { return {StatusCode::kUnavailable, std::move(message)}; }

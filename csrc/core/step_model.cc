@@ -49,8 +49,8 @@ struct Message {
   bool sent = false;
 };
 
-// Messages in the order in which backward makes them, with the times that this choice gives them. What is factored saves its local
-// product and costs its packing, so everything after it comes earlier or later by that.
+// Messages in the order in which backward makes them, with the times that this choice gives them. What is factored
+// saves its local product and costs its packing, so everything after it comes earlier or later by that.
 std::vector<Message> MakeMessages(const StepModel& model, const std::vector<Scheme>& schemes, double* compute) {
   std::vector<size_t> order(model.tensors.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -87,7 +87,8 @@ std::vector<Message> MakeMessages(const StepModel& model, const std::vector<Sche
     messages.push_back({ready, i, gather, gather ? tensor.gather_bytes : tensor.allreduce_bytes});
   }
   *compute = std::max(previous, model.compute + shift);
-  std::stable_sort(messages.begin(), messages.end(), [](const Message& a, const Message& b) { return a.ready < b.ready; });
+  std::stable_sort(messages.begin(), messages.end(),
+                   [](const Message& a, const Message& b) { return a.ready < b.ready; });
   return messages;
 }
 
@@ -116,7 +117,8 @@ StepModel Bounded(StepModel model) {
   return model;
 }
 
-NetworkLoad LoadOf(const StepModel& model, const std::vector<Scheme>& schemes, double observed, const NetworkLoad& before) {
+NetworkLoad LoadOf(const StepModel& model, const std::vector<Scheme>& schemes, double observed,
+                   const NetworkLoad& before) {
   NetworkLoad load = before;
   std::vector<double*> deciding;
   for (double* kind : {&load.allreduce, &load.allgather}) {
@@ -158,7 +160,9 @@ StepEstimate SimulateStep(const StepModel& model, const std::vector<Scheme>& sch
       const Message& message = messages[i];
       const StepTensor& tensor = model.tensors[message.tensor];
       if (message.sent || message.gather != head.gather) continue;
-      if (head.gather ? tensor.gather_kind != head_tensor.gather_kind : tensor.allreduce_kind != head_tensor.allreduce_kind) continue;
+      if (head.gather ? tensor.gather_kind != head_tensor.gather_kind
+                      : tensor.allreduce_kind != head_tensor.allreduce_kind)
+        continue;
       if (!batch.empty() && ((model.sliced && !head.gather) || bytes + message.bytes > model.fusion_bytes)) continue;
       bytes += message.bytes;
       batch.push_back(i);

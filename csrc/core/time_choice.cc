@@ -20,7 +20,8 @@ constexpr size_t kMostForAllPairs = 32;
 constexpr size_t kPairDistance = 6;
 // Of a step that was observed. A model that explains less is not believed.
 constexpr double kLeastExplained = 0.5;
-// Short steps vary: until a choice has been in force for so long, one that took less than kNear times the fastest may be as good.
+// Short steps vary: until a choice has been in force for so long, one that took less than kNear times the fastest may
+// be as good.
 constexpr double kLookSeconds = 0.3;
 constexpr int64_t kLookSteps = 3;
 constexpr double kNear = 1.5;
@@ -29,7 +30,9 @@ constexpr double kShortStep = 0.04;
 // Choices that are tried although something else is predicted to be better.
 constexpr size_t kMostTried = 4;
 
-double Objective(const StepModel& model, const std::vector<Scheme>& schemes) { return Objective(SimulateStep(model, schemes)); }
+double Objective(const StepModel& model, const std::vector<Scheme>& schemes) {
+  return Objective(SimulateStep(model, schemes));
+}
 
 double AloneAllreduce(const StepModel& model, const StepTensor& tensor) {
   return model.allreduce.Seconds(tensor.allreduce_bytes) + tensor.cost.local;
@@ -58,7 +61,8 @@ class Search {
     std::vector<std::pair<double, size_t>> by_gain;
     for (size_t i : free_) {
       const StepTensor& tensor = model.tensors[i];
-      by_gain.emplace_back((AloneGather(model, tensor) - AloneAllreduce(model, tensor)) / std::max(1.0, tensor.gather_bytes), i);
+      by_gain.emplace_back(
+          (AloneGather(model, tensor) - AloneAllreduce(model, tensor)) / std::max(1.0, tensor.gather_bytes), i);
     }
     std::sort(by_gain.begin(), by_gain.end());
     free_.clear();
@@ -116,7 +120,8 @@ class Search {
  private:
   bool FlipIfBetter(std::initializer_list<size_t> tensors, std::vector<Scheme>* schemes, double* best) const {
     const auto flip = [&] {
-      for (size_t i : tensors) (*schemes)[i] = (*schemes)[i] == Scheme::kAllreduce ? alternative_[i] : Scheme::kAllreduce;
+      for (size_t i : tensors)
+        (*schemes)[i] = (*schemes)[i] == Scheme::kAllreduce ? alternative_[i] : Scheme::kAllreduce;
     };
     flip();
     const double objective = Fits(*schemes) ? Objective(model_, *schemes) : *best;
@@ -151,12 +156,14 @@ class Verdict {
   }
 
   const TriedChoice* Tried(const std::vector<Scheme>& schemes) const {
-    const auto it = std::find_if(tried_.begin(), tried_.end(), [&](const TriedChoice* t) { return t->schemes == schemes; });
+    const auto it =
+        std::find_if(tried_.begin(), tried_.end(), [&](const TriedChoice* t) { return t->schemes == schemes; });
     return it == tried_.end() ? nullptr : *it;
   }
   const TriedChoice* Fastest() const {
-    const auto it =
-        std::min_element(tried_.begin(), tried_.end(), [](const TriedChoice* a, const TriedChoice* b) { return a->seconds < b->seconds; });
+    const auto it = std::min_element(tried_.begin(), tried_.end(), [](const TriedChoice* a, const TriedChoice* b) {
+      return a->seconds < b->seconds;
+    });
     return it == tried_.end() ? nullptr : *it;
   }
   // Another than the fastest, null if there is none.
@@ -180,7 +187,8 @@ class Verdict {
   bool WorthTryingWhateverIsPredicted(const std::vector<Scheme>& schemes) const {
     return Refuted() && Tried(schemes) == nullptr && tried_.size() < kMostTried;
   }
-  // Not tried, and predicted to beat the fastest. `expected`: what the model did not explain of the fastest is expected again.
+  // Not tried, and predicted to beat the fastest. `expected`: what the model did not explain of the fastest is expected
+  // again.
   bool WorthTrying(const std::vector<Scheme>& schemes, double least_gain, bool expected,
                    double at_most = std::numeric_limits<double>::infinity()) const {
     if (Tried(schemes) != nullptr) return false;
@@ -211,10 +219,11 @@ TimeChoice ChooseByTime(const StepModel& given, const std::vector<Scheme>& alter
   choice.dense = SimulateStep(model, search.dense());
 
   std::vector<std::vector<Scheme>> starts = {
-      search.dense(),
-      search.StartWhere([](const StepTensor&) { return true; }),
+      search.dense(), search.StartWhere([](const StepTensor&) { return true; }),
       search.StartWhere([&](const StepTensor& t) { return AloneGather(model, t) < AloneAllreduce(model, t); }),
-      search.StartWhere([&](const StepTensor& t) { return model.allgather.beta * t.gather_bytes < model.allreduce.beta * t.allreduce_bytes; })};
+      search.StartWhere([&](const StepTensor& t) {
+        return model.allgather.beta * t.gather_bytes < model.allreduce.beta * t.allreduce_bytes;
+      })};
   double best = std::numeric_limits<double>::infinity();
   for (std::vector<Scheme>& start : starts) {
     const double objective = search.Improve(&start);
@@ -239,16 +248,21 @@ TimeChoice ChooseByTime(const StepModel& given, const std::vector<Scheme>& alter
   if (const TriedChoice* fastest = verdict.Fastest()) {
     const TriedChoice* in_force = verdict.Tried(current);
     if (in_force != nullptr && in_force->seconds - fastest->seconds < least) fastest = in_force;
-    // There are many choices that the search may come up with, and only one all-allreduce: that one gets the benefit of the doubt. So does
-    // the one with the fewest bytes where the model is good for nothing. Of short steps both get a look.
-    const std::vector<Scheme> fewest = search.StartWhere([](const StepTensor& t) { return t.gather_bytes < 2 * t.allreduce_bytes; });
+    // There are many choices that the search may come up with, and only one all-allreduce: that one gets the benefit of
+    // the doubt. So does the one with the fewest bytes where the model is good for nothing. Of short steps both get a
+    // look.
+    const std::vector<Scheme> fewest =
+        search.StartWhere([](const StepTensor& t) { return t.gather_bytes < 2 * t.allreduce_bytes; });
     if (!verdict.WorthTrying(choice.schemes, least, /*expected=*/true)) {
-      const bool try_dense =
-          verdict.WorthTrying(search.dense(), least, /*expected=*/false, dense_at_most) || verdict.WorthALook(search.dense());
+      const bool try_dense = verdict.WorthTrying(search.dense(), least, /*expected=*/false, dense_at_most) ||
+                             verdict.WorthALook(search.dense());
       const bool try_fewest = !try_dense && search.Possible(fewest) &&
                               (verdict.WorthTryingWhateverIsPredicted(fewest) || verdict.WorthALook(fewest));
       const TriedChoice* again = fastest == in_force ? verdict.Doubtful(*fastest) : nullptr;
-      choice.schemes = try_dense ? search.dense() : try_fewest ? fewest : again != nullptr ? again->schemes : fastest->schemes;
+      choice.schemes = try_dense          ? search.dense()
+                       : try_fewest       ? fewest
+                       : again != nullptr ? again->schemes
+                                          : fastest->schemes;
     }
   }
   choice.chosen = SimulateStep(model, choice.schemes);

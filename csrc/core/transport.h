@@ -1,5 +1,5 @@
-// Nonblocking collectives as the engine needs them. The real one feeds Horovod's tensor queue (csrc/horovod); C++ unit tests use
-// one in which ranks are threads.
+// Nonblocking collectives as the engine needs them. The real one feeds Horovod's tensor queue (csrc/horovod); C++ unit
+// tests use one in which ranks are threads.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +46,8 @@ using Completion = std::function<void(const Status&)>;
 // failure and shuts down on this rank, and all that is in flight there, or sent later, fails with kAborted.
 using Allocator = std::function<Buffer(const std::vector<int64_t>& shape)>;
 
-// All calls may come from any thread. Buffers must stay valid until the completion. Every rank of the process set must enqueue
-// the same names with the same operation, dtype and shape (an allgather's first extent may differ).
+// All calls may come from any thread. Buffers must stay valid until the completion. Every rank of the process set must
+// enqueue the same names with the same operation, dtype and shape (an allgather's first extent may differ).
 class Transport {
  public:
   virtual ~Transport() = default;

@@ -43,29 +43,55 @@ Status FromHorovod(const hc::Status& status) {
 
 Status ToHorovod(DType dtype, hc::DataType* out) {
   switch (dtype) {
-    case DType::kUInt8: *out = hc::HOROVOD_UINT8; return Status::OK();
-    case DType::kInt8: *out = hc::HOROVOD_INT8; return Status::OK();
-    case DType::kInt16: *out = hc::HOROVOD_INT16; return Status::OK();
-    case DType::kInt32: *out = hc::HOROVOD_INT32; return Status::OK();
-    case DType::kInt64: *out = hc::HOROVOD_INT64; return Status::OK();
-    case DType::kFloat16: *out = hc::HOROVOD_FLOAT16; return Status::OK();
-    case DType::kFloat32: *out = hc::HOROVOD_FLOAT32; return Status::OK();
-    case DType::kFloat64: *out = hc::HOROVOD_FLOAT64; return Status::OK();
-    default: return Status::InvalidArgument(std::string("Horovod cannot send ") + Name(dtype) + ".");
+    case DType::kUInt8:
+      *out = hc::HOROVOD_UINT8;
+      return Status::OK();
+    case DType::kInt8:
+      *out = hc::HOROVOD_INT8;
+      return Status::OK();
+    case DType::kInt16:
+      *out = hc::HOROVOD_INT16;
+      return Status::OK();
+    case DType::kInt32:
+      *out = hc::HOROVOD_INT32;
+      return Status::OK();
+    case DType::kInt64:
+      *out = hc::HOROVOD_INT64;
+      return Status::OK();
+    case DType::kFloat16:
+      *out = hc::HOROVOD_FLOAT16;
+      return Status::OK();
+    case DType::kFloat32:
+      *out = hc::HOROVOD_FLOAT32;
+      return Status::OK();
+    case DType::kFloat64:
+      *out = hc::HOROVOD_FLOAT64;
+      return Status::OK();
+    default:
+      return Status::InvalidArgument(std::string("Horovod cannot send ") + Name(dtype) + ".");
   }
 }
 
 DType FromHorovod(hc::DataType dtype) {
   switch (dtype) {
-    case hc::HOROVOD_UINT8: return DType::kUInt8;
-    case hc::HOROVOD_INT8: return DType::kInt8;
-    case hc::HOROVOD_INT16: return DType::kInt16;
-    case hc::HOROVOD_INT32: return DType::kInt32;
-    case hc::HOROVOD_INT64: return DType::kInt64;
-    case hc::HOROVOD_FLOAT16: return DType::kFloat16;
-    case hc::HOROVOD_FLOAT32: return DType::kFloat32;
-    case hc::HOROVOD_FLOAT64: return DType::kFloat64;
-    default: return DType::kOther;
+    case hc::HOROVOD_UINT8:
+      return DType::kUInt8;
+    case hc::HOROVOD_INT8:
+      return DType::kInt8;
+    case hc::HOROVOD_INT16:
+      return DType::kInt16;
+    case hc::HOROVOD_INT32:
+      return DType::kInt32;
+    case hc::HOROVOD_INT64:
+      return DType::kInt64;
+    case hc::HOROVOD_FLOAT16:
+      return DType::kFloat16;
+    case hc::HOROVOD_FLOAT32:
+      return DType::kFloat32;
+    case hc::HOROVOD_FLOAT64:
+      return DType::kFloat64;
+    default:
+      return DType::kOther;
   }
 }
 
@@ -113,8 +139,7 @@ class HostPersistentBuffer final : public hc::PersistentBuffer {
 // Zeros that stand in for a rank that has joined.
 class ZeroTensor final : public hc::Tensor {
  public:
-  ZeroTensor(int64_t elements, hc::DataType dtype)
-      : elements_(elements), dtype_(dtype), memory_(Allocate(size())) {
+  ZeroTensor(int64_t elements, hc::DataType dtype) : elements_(elements), dtype_(dtype), memory_(Allocate(size())) {
     std::memset(memory_.get(), 0, size());
   }
   const hc::DataType dtype() const override { return dtype_; }
@@ -282,7 +307,8 @@ class HorovodTransport final : public Transport {
 std::unique_ptr<Transport> MakeHorovodTransport() { return std::make_unique<HorovodTransport>(); }
 
 Status CheckHorovodLayout() {
-  // Large enough for every known layout; the library constructs in place, and nothing is destroyed in case sizes differ.
+  // Large enough for every known layout; the library constructs in place, and nothing is destroyed in case sizes
+  // differ.
   static union {
     std::max_align_t align;
     unsigned char bytes[512];
@@ -292,13 +318,14 @@ Status CheckHorovodLayout() {
   const auto compiled = static_cast<std::ptrdiff_t>(sizeof(hc::Status) - sizeof(std::string));
   if (loaded == compiled) return Status::OK();
   const auto describe = [](std::ptrdiff_t offset) {
-    return offset == 8 ? std::string("without GPU support")
-                       : offset == 40 ? std::string("with GPU support") : "with an unknown layout (" + std::to_string(offset) + ")";
+    return offset == 8    ? std::string("without GPU support")
+           : offset == 40 ? std::string("with GPU support")
+                          : "with an unknown layout (" + std::to_string(offset) + ")";
   };
   return Status::FailedPrecondition("poseidon_hvd was compiled for a Horovod " + describe(compiled) +
                                     ", but the installed Horovod was built " + describe(loaded) +
-                                    ". Rebuild poseidon_hvd against it: pip install --no-build-isolation --force-reinstall "
-                                    "--no-deps poseidon_hvd's source folder.");
+                                    ". Rebuild poseidon_hvd against it: pip install --no-build-isolation "
+                                    "--force-reinstall --no-deps poseidon_hvd's source folder.");
 }
 
 std::string HorovodLibraryPath() {

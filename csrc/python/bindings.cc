@@ -1,4 +1,5 @@
-// poseidon_hvd._C: what Python sees of the engine. No logic here: conversions, Python's lock, and the table of exception types.
+// poseidon_hvd._C: what Python sees of the engine. No logic here: conversions, Python's lock, and the table of
+// exception types.
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -30,8 +31,8 @@ std::shared_ptr<Engine> MakeEngine(double stall_warning_seconds, int rank) {
   options.stall_warning_seconds = stall_warning_seconds;
   options.log_warning = [rank](const std::string& message) {
     const std::string sessions = DescribeSessions();
-    std::fprintf(stderr, "[poseidon_hvd] rank %d: %s This rank's optimizers, by the number in those names: %s.\n", rank, message.c_str(),
-                 sessions.empty() ? "none" : sessions.c_str());
+    std::fprintf(stderr, "[poseidon_hvd] rank %d: %s This rank's optimizers, by the number in those names: %s.\n", rank,
+                 message.c_str(), sessions.empty() ? "none" : sessions.c_str());
   };
   return std::shared_ptr<Engine>(new Engine(MakeHorovodTransport().release(), std::move(options)), [](Engine*) {});
 }
@@ -77,10 +78,11 @@ std::function<void()> WrapReduce(const py::object& reduce) {
 
 std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std::vector<std::string> names,
                                      std::vector<at::Tensor> params, std::vector<std::vector<int>> groups, int op,
-                                     double prescale, double postscale, int passes_per_step, const std::string& compression,
-                                     const py::object& compress, bool sparse_as_dense, int process_set, int rank, int size,
-                                     std::string tag, const std::string& policy, const std::vector<std::string>& overrides,
-                                     std::string settings, std::optional<int64_t> max_gathered_elements,
+                                     double prescale, double postscale, int passes_per_step,
+                                     const std::string& compression, const py::object& compress, bool sparse_as_dense,
+                                     int process_set, int rank, int size, std::string tag, const std::string& policy,
+                                     const std::vector<std::string>& overrides, std::string settings,
+                                     std::optional<int64_t> max_gathered_elements,
                                      const std::optional<std::vector<double>>& network, double gather_memory_bytes,
                                      bool uneven_steps, const py::object& before, std::vector<bool> hooked,
                                      const std::string& dense, bool reduce_in_backward, const py::object& reduce) {
@@ -261,11 +263,11 @@ PYBIND11_MODULE(_C, m) {
       .def("stop", &Engine::Stop, ReleaseGil());
 
   py::class_<Session, std::shared_ptr<Session>>(m, "Session")
-      .def(py::init(&MakeSession), py::kw_only(), py::arg("engine"), py::arg("names"), py::arg("params"), py::arg("groups"),
-           py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("passes_per_step"), py::arg("compression"),
-           py::arg("compress"), py::arg("sparse_as_dense"), py::arg("process_set"), py::arg("rank"), py::arg("size"),
-           py::arg("tag"), py::arg("policy"), py::arg("overrides"), py::arg("settings"),
-           py::arg("max_gathered_elements") = std::nullopt, py::arg("network") = std::nullopt,
+      .def(py::init(&MakeSession), py::kw_only(), py::arg("engine"), py::arg("names"), py::arg("params"),
+           py::arg("groups"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("passes_per_step"),
+           py::arg("compression"), py::arg("compress"), py::arg("sparse_as_dense"), py::arg("process_set"),
+           py::arg("rank"), py::arg("size"), py::arg("tag"), py::arg("policy"), py::arg("overrides"),
+           py::arg("settings"), py::arg("max_gathered_elements") = std::nullopt, py::arg("network") = std::nullopt,
            py::arg("gather_memory_bytes") = 2e9, py::arg("uneven_steps") = false, py::arg("before") = py::none(),
            py::arg("hooked") = std::vector<bool>{}, py::arg("dense") = "auto", py::arg("reduce_in_backward") = true,
            py::arg("reduce") = py::none())

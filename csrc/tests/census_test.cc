@@ -28,7 +28,8 @@ std::vector<bool> Differ(const std::vector<uint64_t>& hashes) {
 
 TEST(EqualSets) {
   for (uint64_t hash : {uint64_t{0}, uint64_t{1}, ~uint64_t{0}, uint64_t{0x123456789abcdef}}) {
-    for (int size : {1, 2, 5}) POSEIDON_CHECK(Differ(std::vector<uint64_t>(size, hash)) == std::vector<bool>(size, false));
+    for (int size : {1, 2, 5})
+      POSEIDON_CHECK(Differ(std::vector<uint64_t>(size, hash)) == std::vector<bool>(size, false));
   }
 }
 
@@ -41,5 +42,3 @@ TEST(AnyDifferenceIsSeenByAll) {
 
 }  // namespace
 }  // namespace poseidon
-
-

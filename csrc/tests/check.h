@@ -84,9 +84,9 @@ void Ok(const char* file, int line, const char* text, const S& status, bool fata
   static void name()
 
 // All are variadic so that an argument may hold commas, as in std::vector<int>{1, 2}.
-#define POSEIDON_CHECK(...)                                                                \
-  do {                                                                                     \
-    if (!(__VA_ARGS__)) ::poseidon::check::Report(__FILE__, __LINE__, #__VA_ARGS__);       \
+#define POSEIDON_CHECK(...)                                                          \
+  do {                                                                               \
+    if (!(__VA_ARGS__)) ::poseidon::check::Report(__FILE__, __LINE__, #__VA_ARGS__); \
   } while (0)
 #define POSEIDON_REQUIRE(...)                                                              \
   do {                                                                                     \

@@ -14,10 +14,10 @@ struct Layer {
 
 TEST(BreakEvenRowsOfKnownLayers) {
   const std::vector<Layer> layers = {
-      {"VGG fc6", 4096, 25088, 7042, 220, 55},    {"VGG fc7", 4096, 4096, 4096, 128, 32},
-      {"VGG fc8", 1000, 4096, 1608, 50, 12},      {"VGG fc8-22K", 21841, 4096, 6898, 215, 53},
-      {"AlexNet fc6", 4096, 9216, 5671, 177, 44}, {"ResNet fc", 1000, 2048, 1344, 41, 10},
-      {"GoogLeNet fc", 1000, 1024, 1012, 31, 7},  {"BERT-base FFN", 3072, 768, 1229, 38, 9},
+      {"VGG fc6", 4096, 25088, 7042, 220, 55},      {"VGG fc7", 4096, 4096, 4096, 128, 32},
+      {"VGG fc8", 1000, 4096, 1608, 50, 12},        {"VGG fc8-22K", 21841, 4096, 6898, 215, 53},
+      {"AlexNet fc6", 4096, 9216, 5671, 177, 44},   {"ResNet fc", 1000, 2048, 1344, 41, 10},
+      {"GoogLeNet fc", 1000, 1024, 1012, 31, 7},    {"BERT-base FFN", 3072, 768, 1229, 38, 9},
       {"BERT-large FFN", 4096, 1024, 1638, 51, 12},
   };
   for (const Layer& layer : layers) {
@@ -35,8 +35,8 @@ TEST(BreakEvenRowsOfKnownLayers) {
   }
 }
 
-// Poseidon (arXiv 1706.03292), 4096 x 4096, K = 32, 8 workers and 8 servers; floats sent + received per node. The ring does
-// what a node that is both worker and server does: same floats for the matrix, same for the factors.
+// Poseidon (arXiv 1706.03292), 4096 x 4096, K = 32, 8 workers and 8 servers; floats sent + received per node. The ring
+// does what a node that is both worker and server does: same floats for the matrix, same for the factors.
 TEST(PaperExample) {
   const double mn = 4096.0 * 4096, k = 32, workers = 8, servers = 8;
   const double ps_worker = 2 * mn;
@@ -81,8 +81,8 @@ struct Table {
   double allreduce_megabytes, rows_megabytes;  // sent by one rank per step, 1e6 bytes
 };
 
-// Bytes decide: a transformer's vocabulary on many ranks (horovod #3328: gathering ran out of memory), a large table touched by few
-// ids (horovod #2799), and ids of which 90 % repeat others.
+// Bytes decide: a transformer's vocabulary on many ranks (horovod #3328: gathering ran out of memory), a large table
+// touched by few ids (horovod #2799), and ids of which 90 % repeat others.
 TEST(EmbeddingTables) {
   const std::vector<Table> tables = {
       {"transformer", 32000, 512, 7000, 7000, 64, 129.024, 906.696},
@@ -96,11 +96,14 @@ TEST(EmbeddingTables) {
     POSEIDON_CHECK_NEAR(rows / 1e6, table.rows_megabytes, 0.01);
     // The crossover: 2 V D global rows of D + 2 elements, within 1 %.
     const double crossover = 2.0 * static_cast<double>(table.rows * table.dim) / static_cast<double>(table.dim + 2);
-    POSEIDON_CHECK(RowSparseWireBytes(static_cast<int64_t>(0.99 * crossover), table.dim, DType::kFloat32, table.size) < dense);
-    POSEIDON_CHECK(RowSparseWireBytes(static_cast<int64_t>(1.01 * crossover), table.dim, DType::kFloat32, table.size) > dense);
+    POSEIDON_CHECK(RowSparseWireBytes(static_cast<int64_t>(0.99 * crossover), table.dim, DType::kFloat32, table.size) <
+                   dense);
+    POSEIDON_CHECK(RowSparseWireBytes(static_cast<int64_t>(1.01 * crossover), table.dim, DType::kFloat32, table.size) >
+                   dense);
   }
   // Unmerged, the third table would send more than twice the dense gradient.
-  POSEIDON_CHECK(RowSparseWireBytes(8 * 50000, 64, DType::kFloat32, 8) > 2 * AllreduceWireBytes(6400000, DType::kFloat32, 8));
+  POSEIDON_CHECK(RowSparseWireBytes(8 * 50000, 64, DType::kFloat32, 8) >
+                 2 * AllreduceWireBytes(6400000, DType::kFloat32, 8));
 }
 
 TEST(RowSparseRowsAsTheyAreSent) {
@@ -117,7 +120,8 @@ TEST(RingBytesOfUnequalBlocksAverageToTheFormula) {
   const std::vector<int64_t> blocks = {100, 0, 37, 1000, 5};
   int64_t sum = 0;
   for (size_t rank = 0; rank < blocks.size(); ++rank) {
-    for (size_t block = 0; block < blocks.size(); ++block) sum += block == (rank + 1) % blocks.size() ? 0 : blocks[block];
+    for (size_t block = 0; block < blocks.size(); ++block)
+      sum += block == (rank + 1) % blocks.size() ? 0 : blocks[block];
   }
   POSEIDON_CHECK_NEAR(static_cast<double>(sum) / 5, AllgatherWireBytes(1142, 5), 1e-9);
 }

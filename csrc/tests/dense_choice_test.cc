@@ -29,7 +29,8 @@ struct Case {
     settings.size = 4;
     settings.policy = Policy::kAllreduce;
     for (int64_t i = 40; i >= 0; --i) {
-      profile.tensors.push_back(Gradient("p" + std::to_string(i), i == 40 ? 4 << 20 : 1000, i, 0.0001 * static_cast<double>(i)));
+      profile.tensors.push_back(
+          Gradient("p" + std::to_string(i), i == 40 ? 4 << 20 : 1000, i, 0.0001 * static_cast<double>(i)));
     }
     profile.compute_seconds = 0.05;
     may_share.assign(profile.tensors.size(), true);
@@ -61,7 +62,8 @@ TEST(AutoMergesWhatIsSmallWhereMessagesAreDear) {
   POSEIDON_CHECK(dear < 12 && cheap > 30);
 }
 
-// The large gradient is sooner sent than copied, the others of a quarter of its size sooner copied than sent: no single theta says so.
+// The large gradient is sooner sent than copied, the others of a quarter of its size sooner copied than sent: no single
+// theta says so.
 TEST(AutoPoolsSmallOnesAndLeavesALargeOneInPlace) {
   Case given;
   for (size_t i = 1; i < given.profile.tensors.size(); ++i) given.profile.tensors[i].base.shape = {1 << 20};
@@ -77,7 +79,8 @@ TEST(AutoPoolsSmallOnesAndLeavesALargeOneInPlace) {
   POSEIDON_CHECK(most > 4);
 }
 
-// Under a load of 4 the first message would take 160 ms and all others could wait for its end; as it was measured it takes 40.
+// Under a load of 4 the first message would take 160 ms and all others could wait for its end; as it was measured it
+// takes 40.
 TEST(AutoDoesNotCountOnALoadedNetwork) {
   Case given;
   for (MergedTensor& tensor : given.profile.tensors) {
@@ -95,7 +98,8 @@ TEST(AutoDoesNotCountOnALoadedNetwork) {
   POSEIDON_CHECK(complete < 0.06);
 }
 
-// Copying everything takes 20 ms and forty messages more 16 ms, but fifteen times that where other threads find no core free.
+// Copying everything takes 20 ms and forty messages more 16 ms, but fifteen times that where other threads find no core
+// free.
 TEST(AutoCountsOnDearMessagesWhereCoresAreBusy) {
   Case given;
   for (MergedTensor& tensor : given.profile.tensors) tensor.base.shape = {100000};

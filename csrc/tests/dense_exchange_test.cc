@@ -18,7 +18,8 @@ class PlainSource final : public DenseSource {
     if (!prepare_failure.ok()) return prepare_failure;
     const int64_t elements = static_cast<int64_t>(gradient.size());
     copied_.assign(gradient.begin(), gradient.end());
-    *wire = copy_ ? Buffer{copied_.data(), {elements}, DType::kFloat32} : Buffer{gradient.data(), {elements}, DType::kFloat64};
+    *wire = copy_ ? Buffer{copied_.data(), {elements}, DType::kFloat32}
+                  : Buffer{gradient.data(), {elements}, DType::kFloat64};
     return Status::OK();
   }
   bool needs_restore() const override { return copy_; }
@@ -145,8 +146,8 @@ TEST(SubmissionErrorOfOneAndOfAGroup) {
     double held = 0;
     const std::string name = "member" + std::to_string(members - 1);
     const auto hold = [&](int rank) {
-      POSEIDON_REQUIRE_OK(world.cluster.transport(rank)->Allreduce(name, {&held, {1}, DType::kFloat64}, {ReduceOp::kSum}, 0,
-                                                                  [](const Status&) {}));
+      POSEIDON_REQUIRE_OK(world.cluster.transport(rank)->Allreduce(name, {&held, {1}, DType::kFloat64},
+                                                                   {ReduceOp::kSum}, 0, [](const Status&) {}));
     };
     std::vector<Gradients> ranks(2, Gradients({}, {}, 2));
     for (int rank : {0, 1}) {
@@ -190,7 +191,8 @@ TEST(FailureToRestore) {
   gradients.Fill(0, 0);
   gradients.sources[0]->restore_failure = Status::Internal("decompression failed");
   POSEIDON_REQUIRE_OK(world.engines[0]->Submit(gradients.exchange));
-  POSEIDON_CHECK_EQ(world.engines[0]->Wait({gradients.exchange}).message(), std::string("gradients: decompression failed"));
+  POSEIDON_CHECK_EQ(world.engines[0]->Wait({gradients.exchange}).message(),
+                    std::string("gradients: decompression failed"));
   POSEIDON_CHECK_EQ(gradients.exchange->state(), Exchange::State::kFailed);
 }
 

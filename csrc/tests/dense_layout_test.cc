@@ -60,9 +60,10 @@ TEST(DtypesDoNotMix) {
 
 // arXiv 1811.11141, algorithm 1, by hand: alpha 2, one second per byte.
 TEST(MergedWaitsForWhatComesWithinAlpha) {
-  // 0 starts at 0; 1 comes at 1 < 0 + 2: merged, 2 bytes from 1 to 5. 2 comes at 8: alone, 8 to 11. 3 comes at 9 but the channel is taken
-  // until 11, so 4 at 12 comes within alpha of that.
-  POSEIDON_CHECK_EQ(Members(LayOutMerged(Tensors({1, 1, 1, 1, 1}, {0, 1, 8, 10, 12}), {2, 1})), (Lists{{0, 1}, {2}, {3, 4}}));
+  // 0 starts at 0; 1 comes at 1 < 0 + 2: merged, 2 bytes from 1 to 5. 2 comes at 8: alone, 8 to 11. 3 comes at 9 but
+  // the channel is taken until 11, so 4 at 12 comes within alpha of that.
+  POSEIDON_CHECK_EQ(Members(LayOutMerged(Tensors({1, 1, 1, 1, 1}, {0, 1, 8, 10, 12}), {2, 1})),
+                    (Lists{{0, 1}, {2}, {3, 4}}));
   POSEIDON_CHECK_EQ(Members(LayOutMerged(Tensors({1, 1, 1}, {0, 5, 10}), {0, 1})), (Lists{{0}, {1}, {2}}));
   POSEIDON_CHECK_EQ(Members(LayOutMerged(Tensors({1, 1, 1}, {0, 5, 10}), {1e3, 1})), (Lists{{0, 1, 2}}));
 }

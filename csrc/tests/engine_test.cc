@@ -24,7 +24,9 @@ using State = Exchange::State;
 class ScriptedExchange final : public Exchange {
  public:
   ScriptedExchange(std::string name, std::vector<std::string> collectives, Scheme scheme = Scheme::kAllreduce)
-      : Exchange(std::move(name), scheme), collectives_(std::move(collectives)), values(collectives_.size() + 1, 1.0f) {}
+      : Exchange(std::move(name), scheme),
+        collectives_(std::move(collectives)),
+        values(collectives_.size() + 1, 1.0f) {}
 
   // One more collective, with the last of `values`.
   Status Enqueue(Engine& engine, const std::string& name, float* value) {
@@ -450,7 +452,8 @@ TEST(BeginThatFailsOrThrowsLeavesNothingInFlight) {
   POSEIDON_CHECK_EQ(exchange->values[0], 2.0f);
 }
 
-// A process forks (a data loader's worker) while other threads use the engine, so its lock may be held for ever in the child.
+// A process forks (a data loader's worker) while other threads use the engine, so its lock may be held for ever in the
+// child.
 TEST(StopInAForkedChild) {
   constexpr int kForks = 20;
   World world;

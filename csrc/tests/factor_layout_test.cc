@@ -10,7 +10,7 @@ namespace {
 constexpr FactorLayout kLayout{3, 2};
 constexpr uint32_t kBoth = kFlagExtraWeight | kFlagExtraBias;
 // One dtype per element width and every one that factors have.
-const std::vector<DType> kDTypes = {DType::kUInt8,    DType::kFloat16, DType::kBFloat16,
+const std::vector<DType> kDTypes = {DType::kUInt8,   DType::kFloat16, DType::kBFloat16,
                                     DType::kFloat32, DType::kFloat64, DType::kInt64};
 
 // Bytes of `rows` rows, each 0xff so that whatever WriteFlag misses shows up.
@@ -51,7 +51,8 @@ TEST(FlagsOfEveryWidth) {
 TEST(GatheredFlagsAreOred) {
   for (DType dtype : kDTypes) {
     std::vector<unsigned char> gathered;
-    const std::vector<std::pair<int64_t, uint32_t>> ranks = {{3, 0}, {0, 0}, {2, kFlagExtraBias}, {1, kFlagExtraWeight}};
+    const std::vector<std::pair<int64_t, uint32_t>> ranks = {
+        {3, 0}, {0, 0}, {2, kFlagExtraBias}, {1, kFlagExtraWeight}};
     for (const auto& [rows, flags] : ranks) {
       std::vector<unsigned char> message = Rows(rows, dtype);
       WriteFlag(message.data(), rows, flags, kLayout, dtype);

@@ -66,7 +66,8 @@ TEST(FailuresReachTheCaller) {
 
 TEST(DamagedBlocks) {
   // What rank 1 sends in place of a block: a length that exceeds what follows, and one that is cut.
-  for (Bytes damaged : {Bytes{5, 0, 0, 0, 0, 0, 0, 0, 42}, Bytes{255, 255, 255, 255, 255, 255, 255, 255}, Bytes{1, 0, 0}}) {
+  for (Bytes damaged :
+       {Bytes{5, 0, 0, 0, 0, 0, 0, 0, 42}, Bytes{255, 255, 255, 255, 255, 255, 255, 255}, Bytes{1, 0, 0}}) {
     LocalWorld world(2);
     Bytes gathered;
     RunRanks(2, [&](int rank) {

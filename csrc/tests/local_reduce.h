@@ -43,10 +43,14 @@ T Scaled(T value, double factor) {
 template <typename T>
 T Combined(ReduceOp op, T a, T b) {
   switch (op) {
-    case ReduceOp::kMin: return b < a ? b : a;
-    case ReduceOp::kMax: return a < b ? b : a;
-    case ReduceOp::kProduct: return static_cast<T>(a * b);
-    default: return static_cast<T>(a + b);
+    case ReduceOp::kMin:
+      return b < a ? b : a;
+    case ReduceOp::kMax:
+      return a < b ? b : a;
+    case ReduceOp::kProduct:
+      return static_cast<T>(a * b);
+    default:
+      return static_cast<T>(a + b);
   }
 }
 
@@ -79,15 +83,32 @@ inline bool CanReduce(DType dtype) { return dtype != DType::kBFloat16 && dtype !
 // One buffer per rank, of one shape and dtype.
 inline Status ReduceInPlace(const std::string& name, const std::vector<Buffer>& in_out, const Reduction& reduction) {
   switch (in_out[0].dtype) {
-    case DType::kUInt8: local::Reduce<uint8_t>(in_out, reduction); return Status::OK();
-    case DType::kInt8: local::Reduce<int8_t>(in_out, reduction); return Status::OK();
-    case DType::kInt16: local::Reduce<int16_t>(in_out, reduction); return Status::OK();
-    case DType::kInt32: local::Reduce<int32_t>(in_out, reduction); return Status::OK();
-    case DType::kInt64: local::Reduce<int64_t>(in_out, reduction); return Status::OK();
-    case DType::kFloat16: local::Reduce<local::Half>(in_out, reduction); return Status::OK();
-    case DType::kFloat32: local::Reduce<float>(in_out, reduction); return Status::OK();
-    case DType::kFloat64: local::Reduce<double>(in_out, reduction); return Status::OK();
-    default: return Status::InvalidArgument(name + ": Horovod cannot send " + Name(in_out[0].dtype) + ".");
+    case DType::kUInt8:
+      local::Reduce<uint8_t>(in_out, reduction);
+      return Status::OK();
+    case DType::kInt8:
+      local::Reduce<int8_t>(in_out, reduction);
+      return Status::OK();
+    case DType::kInt16:
+      local::Reduce<int16_t>(in_out, reduction);
+      return Status::OK();
+    case DType::kInt32:
+      local::Reduce<int32_t>(in_out, reduction);
+      return Status::OK();
+    case DType::kInt64:
+      local::Reduce<int64_t>(in_out, reduction);
+      return Status::OK();
+    case DType::kFloat16:
+      local::Reduce<local::Half>(in_out, reduction);
+      return Status::OK();
+    case DType::kFloat32:
+      local::Reduce<float>(in_out, reduction);
+      return Status::OK();
+    case DType::kFloat64:
+      local::Reduce<double>(in_out, reduction);
+      return Status::OK();
+    default:
+      return Status::InvalidArgument(name + ": Horovod cannot send " + Name(in_out[0].dtype) + ".");
   }
 }
 

@@ -1,6 +1,6 @@
 // An in-process Transport: ranks are threads that share one LocalCluster. As in Horovod, ranks may enqueue names in any
-// order; an operation executes once every rank has enqueued its name; one thread executes operations one after another, in
-// the order in which they became ready, and calls the completions of all ranks, rank 0 first. Ranks that group names
+// order; an operation executes once every rank has enqueued its name; one thread executes operations one after another,
+// in the order in which they became ready, and calls the completions of all ranks, rank 0 first. Ranks that group names
 // differently wait for ever, as there.
 //
 // It takes the types and operations that csrc/horovod takes. The cluster must outlive the engines that hold its
@@ -249,7 +249,8 @@ class LocalCluster {
       operation.clear();  // requests own exchanges, which must not be destroyed under the lock
       lock.lock();
     }
-    // Under the lock, as Horovod does at its shutdown: so lock-order checkers see a completion that breaks its contract.
+    // Under the lock, as Horovod does at its shutdown: so lock-order checkers see a completion that breaks its
+    // contract.
     for (auto& [key, operation] : waiting_) ready_.emplace_back(key.first, std::move(operation));
     for (auto& [process_set, operation] : ready_) {
       Forget(process_set, operation);
@@ -343,7 +344,7 @@ class LocalCluster {
   const int size_;
   const std::chrono::microseconds max_delay_;
   const unsigned seed_;
-  bool no_memory_ = false;  // executor only: an allocator has thrown
+  bool no_memory_ = false;                                  // executor only: an allocator has thrown
   std::vector<std::unique_ptr<RankTransport>> transports_;  // constant after construction
 
   mutable std::mutex mutex_;

@@ -124,11 +124,12 @@ PYBIND11_MODULE(_local_world, m) {
       .def("stop", &World::Stop, ReleaseGil())
       .def("add_process_set",
            [](const World& world, std::vector<int> ranks) { return world.cluster().AddProcessSet(std::move(ranks)); })
-      .def("fail_next",
-           [](const World& world, const std::string& name, const std::string& message, int rank) {
-             world.cluster().FailNext(name, Status::Unavailable(message), rank);
-           },
-           py::arg("name"), py::arg("message"), py::arg("rank"))
+      .def(
+          "fail_next",
+          [](const World& world, const std::string& name, const std::string& message, int rank) {
+            world.cluster().FailNext(name, Status::Unavailable(message), rank);
+          },
+          py::arg("name"), py::arg("message"), py::arg("rank"))
       .def("log",
            [](const World& world) {
              py::list list;

@@ -28,8 +28,9 @@ struct Rank {
     std::vector<OrderedSender::Item> order;
     for (int i = 0; i < count; ++i) {
       const std::string name = std::to_string(i);
-      exchanges.push_back(std::make_shared<DenseExchange>(name, std::vector<DenseExchange::Member>{{name, std::make_shared<OneFloat>()}},
-                                                          Reduction{ReduceOp::kSum}, 0, size));
+      exchanges.push_back(std::make_shared<DenseExchange>(
+          name, std::vector<DenseExchange::Member>{{name, std::make_shared<OneFloat>()}}, Reduction{ReduceOp::kSum}, 0,
+          size));
       order.push_back({exchanges.back(), 1});
     }
     sender = std::make_shared<OrderedSender>(&engine, credit, std::move(order));
@@ -55,7 +56,8 @@ TEST(SendsInOrderWhateverTheOrderOfReadiness) {
     RunRanks(kSize, [&](int rank) {
       Rank self(world, rank, kSize, kCount, credit);
       for (int step = 0; step < 3; ++step) {
-        for (int i = 0; i < kCount; ++i) POSEIDON_CHECK_OK(self.Ready((i * (rank == 0 ? 7 : rank == 1 ? 1 : 13) + 3) % kCount));
+        for (int i = 0; i < kCount; ++i)
+          POSEIDON_CHECK_OK(self.Ready((i * (rank == 0 ? 7 : rank == 1 ? 1 : 13) + 3) % kCount));
         POSEIDON_CHECK_OK(self.Wait());
         self.sender->Reset();
       }

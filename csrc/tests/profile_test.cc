@@ -20,7 +20,9 @@ TensorProfile Linear(const std::string& name, int64_t rows) {
   return tensor;
 }
 
-RankProfile Rank(std::vector<TensorProfile> tensors) { return {7, "policy=bytes\ncompression=none", 1.5, 2.5, 3.5, std::move(tensors)}; }
+RankProfile Rank(std::vector<TensorProfile> tensors) {
+  return {7, "policy=bytes\ncompression=none", 1.5, 2.5, 3.5, std::move(tensors)};
+}
 
 MergedTensor MergeOne(const std::vector<TensorProfile>& by_rank) {
   std::vector<RankProfile> ranks;
@@ -189,8 +191,8 @@ TEST(DisagreementNamesBothRanksAndValues) {
   RankProfile other = base;
   other.tensors[1].name = "c";
   POSEIDON_CHECK_EQ(Disagreement(base, other),
-                    "ranks disagree on parameter 1: rank 0 has b [10, 20] float32, rank 2 has c [10, 20] float32; build "
-                    "the same model and pass its parameters in the same order on every rank");
+                    "ranks disagree on parameter 1: rank 0 has b [10, 20] float32, rank 2 has c [10, 20] float32; "
+                    "build the same model and pass its parameters in the same order on every rank");
   other = base;
   other.tensors[0].shape = {10, 21};
   POSEIDON_CHECK_CONTAINS(Disagreement(base, other),
@@ -204,7 +206,8 @@ TEST(DisagreementNamesBothRanksAndValues) {
   POSEIDON_CHECK_CONTAINS(Disagreement(other, base), "parameter 1: rank 0 has none, rank 2 has b");
   other = base;
   other.tensors[1].active = false;
-  POSEIDON_CHECK_CONTAINS(Disagreement(base, other), "parameter b: rank 0 has one that wants a gradient, rank 2 has one that wants none");
+  POSEIDON_CHECK_CONTAINS(Disagreement(base, other),
+                          "parameter b: rank 0 has one that wants a gradient, rank 2 has one that wants none");
 }
 
 TEST(SparseHereAndDenseThere) {
@@ -232,8 +235,9 @@ TEST(SettingsDisagreementShowsTheLine) {
   RankProfile other = base;
   other.settings_text = "policy=bytes\ncompression=fp16";
   other.settings_hash = 8;
-  POSEIDON_CHECK_CONTAINS(Disagreement(base, other),
-                          "settings: rank 0 has \"compression=none\", rank 2 has \"compression=fp16\"; give every rank");
+  POSEIDON_CHECK_CONTAINS(
+      Disagreement(base, other),
+      "settings: rank 0 has \"compression=none\", rank 2 has \"compression=fp16\"; give every rank");
   other.settings_text = "policy=sfb\ncompression=none";
   POSEIDON_CHECK_CONTAINS(Disagreement(base, other), "rank 0 has \"policy=bytes\", rank 2 has \"policy=sfb\"");
   other.settings_text = base.settings_text + "\nextra=1";

@@ -18,7 +18,8 @@ TEST(NamesParseBack) {
   CheckRoundTrip<Scheme>({Scheme::kAllreduce, Scheme::kSfb, Scheme::kSparseAllgather, Scheme::kRowSparse}, ParseScheme);
   CheckRoundTrip<Policy>({Policy::kBytes, Policy::kAllreduce, Policy::kSfb}, ParsePolicy);
   CheckRoundTrip<SchemeOverride>(
-      {SchemeOverride::kAuto, SchemeOverride::kAllreduce, SchemeOverride::kSfb, SchemeOverride::kRowSparse}, ParseSchemeOverride);
+      {SchemeOverride::kAuto, SchemeOverride::kAllreduce, SchemeOverride::kSfb, SchemeOverride::kRowSparse},
+      ParseSchemeOverride);
 }
 
 TEST(ValuesTravelBetweenRanks) {
@@ -35,7 +36,8 @@ TEST(BadValueListsTheGoodOnes) {
   for (const char* bad : {"", "Bytes", "bytes ", "0", "auto"}) {
     const Status status = ParsePolicy(bad, &policy);
     POSEIDON_CHECK_EQ(status.code(), StatusCode::kInvalidArgument);
-    POSEIDON_CHECK_EQ(status.message(), "unknown policy \"" + std::string(bad) + "\"; use one of: time, bytes, allreduce, sfb");
+    POSEIDON_CHECK_EQ(status.message(),
+                      "unknown policy \"" + std::string(bad) + "\"; use one of: time, bytes, allreduce, sfb");
     POSEIDON_CHECK_EQ(policy, Policy::kSfb);
   }
   Scheme scheme = Scheme::kSfb;

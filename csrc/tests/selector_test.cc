@@ -152,7 +152,8 @@ TEST(EmbeddingByBytes) {
   POSEIDON_CHECK_EQ(above.scheme, Scheme::kAllreduce);
   POSEIDON_CHECK_EQ(above.reason, "bytes: 4097 merged global rows, row-sparse sends fewer up to 4096");
   // The examples of case 21.
-  POSEIDON_CHECK_EQ(Decide(Embedding(32000, 512, 64 * 7000, 64 * 7000), {Policy::kBytes, 64, false}).scheme, Scheme::kAllreduce);
+  POSEIDON_CHECK_EQ(Decide(Embedding(32000, 512, 64 * 7000, 64 * 7000), {Policy::kBytes, 64, false}).scheme,
+                    Scheme::kAllreduce);
   POSEIDON_CHECK_EQ(Decide(Embedding(30000000, 8, 8 * 4000, 8 * 4000), kEightRanks).scheme, Scheme::kRowSparse);
   POSEIDON_CHECK_EQ(Decide(Embedding(100000, 64, 8 * 50000, 8 * 50000), kEightRanks).scheme, Scheme::kAllreduce);
   POSEIDON_CHECK_EQ(Decide(Embedding(100000, 64, 8 * 50000, 8 * 5000), kEightRanks).scheme, Scheme::kRowSparse);
@@ -174,8 +175,9 @@ TEST(EmbeddingPoliciesAndOverrides) {
 TEST(EmbeddingRefusals) {
   TensorDecision decision = Decide(Embedding(4096, 64, 8, 8), kEightRanks, SchemeOverride::kSfb);
   POSEIDON_CHECK_EQ(decision.scheme, Scheme::kAllreduce);
-  POSEIDON_CHECK_EQ(decision.reason,
-                    "override: sfb was asked for but cannot be: it is an embedding table, for which there is row-sparse");
+  POSEIDON_CHECK_EQ(
+      decision.reason,
+      "override: sfb was asked for but cannot be: it is an embedding table, for which there is row-sparse");
   POSEIDON_CHECK(decision.request_refused);
   decision = Decide(Linear(4096, 64, 8), {Policy::kSfb, 8, false}, SchemeOverride::kRowSparse);
   POSEIDON_CHECK_EQ(decision.scheme, Scheme::kAllreduce);
@@ -188,7 +190,8 @@ TEST(EmbeddingRefusals) {
   MergedTensor unused = Linear(4096, 64, 0);
   unused.base.used = unused.base.is_linear_weight = unused.sfb_allowed = false;
   unused.reason = "not used in the profiling step";
-  POSEIDON_CHECK_CONTAINS(Decide(unused, kEightRanks, SchemeOverride::kRowSparse).reason, "cannot be: not used in the profiling");
+  POSEIDON_CHECK_CONTAINS(Decide(unused, kEightRanks, SchemeOverride::kRowSparse).reason,
+                          "cannot be: not used in the profiling");
 
   MergedTensor tied = Embedding(4096, 64, 8, 8);
   tied.base.is_linear_weight = true;
@@ -258,15 +261,15 @@ TEST(OrderIsKeptAndMissingOverridesAreAuto) {
   POSEIDON_CHECK_EQ(decisions[2].scheme, Scheme::kSfb);
 }
 
-// Every row of the break-even table of the literature, and the paper's example (Poseidon, section 3.2): policy bytes changes its mind
-// exactly there. Where the table rounds a bound up, the last row that still pays is one less.
+// Every row of the break-even table of the literature, and the paper's example (Poseidon, section 3.2): policy bytes
+// changes its mind exactly there. Where the table rounds a bound up, the last row that still pays is one less.
 TEST(BreakEvenTable) {
   struct Row {
     int64_t m, n, rows, ranks_at_32;
   };
-  for (const Row& row : {Row{4096, 25088, 7042, 220}, Row{4096, 4096, 4096, 128}, Row{1000, 4096, 1607, 50}, Row{21841, 4096, 6898, 215},
-                         Row{4096, 9216, 5671, 177}, Row{1000, 2048, 1343, 41}, Row{1000, 1024, 1011, 31}, Row{3072, 768, 1228, 38},
-                         Row{4096, 1024, 1638, 51}}) {
+  for (const Row& row : {Row{4096, 25088, 7042, 220}, Row{4096, 4096, 4096, 128}, Row{1000, 4096, 1607, 50},
+                         Row{21841, 4096, 6898, 215}, Row{4096, 9216, 5671, 177}, Row{1000, 2048, 1343, 41},
+                         Row{1000, 1024, 1011, 31}, Row{3072, 768, 1228, 38}, Row{4096, 1024, 1638, 51}}) {
     for (int size : {2, 8, 64}) {
       const SelectorSettings settings{Policy::kBytes, size, false};
       POSEIDON_CHECK_EQ(Decide(Linear(row.m, row.n, row.rows), settings).scheme, Scheme::kSfb);
@@ -274,7 +277,8 @@ TEST(BreakEvenTable) {
     }
     POSEIDON_CHECK_EQ(row.rows / 32, row.ranks_at_32);
   }
-  // 4096 x 4096, K = 32, 8 workers: 3.7M floats sent and received by SFB, half of them sent; 33.6M by a parameter server's worker.
+  // 4096 x 4096, K = 32, 8 workers: 3.7M floats sent and received by SFB, half of them sent; 33.6M by a parameter
+  // server's worker.
   const TensorDecision example = Decide(Linear(4096, 4096, 32 * 8), kEightRanks);
   POSEIDON_CHECK_EQ(example.scheme, Scheme::kSfb);
   POSEIDON_CHECK_EQ(2 * example.sfb_bytes / 4, 2.0 * 32 * 7 * 8192);
@@ -299,7 +303,8 @@ TEST(PolicyTime) {
   const SelectorSettings settings{Policy::kTime, 8, false};
   const TimeInputs inputs = SlowNetwork(4);
   StepPrediction prediction;
-  const std::vector<SchemeOverride> overrides = {SchemeOverride::kAuto, SchemeOverride::kAuto, SchemeOverride::kAllreduce};
+  const std::vector<SchemeOverride> overrides = {SchemeOverride::kAuto, SchemeOverride::kAuto,
+                                                 SchemeOverride::kAllreduce};
   const auto decisions = Select(profile, overrides, settings, &inputs, &prediction);
   POSEIDON_REQUIRE(decisions.size() == 4);
   POSEIDON_CHECK_EQ(decisions[0].scheme, Scheme::kSfb);

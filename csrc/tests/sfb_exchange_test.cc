@@ -1,4 +1,5 @@
-// Ranks are threads, each with its own engine. The layer is plain loops; expected gradients are the same sums in double.
+// Ranks are threads, each with its own engine. The layer is plain loops; expected gradients are the same sums in
+// double.
 #include "core/sfb_exchange.h"
 
 #include <algorithm>
@@ -30,7 +31,8 @@ double Value(uint64_t layer, uint64_t step, uint64_t rank, Kind kind, uint64_t i
 }
 
 // scale * (sum over ranks of d^T x, or of the column sums of d, plus the flagged extra parts).
-std::vector<double> Reference(FactorLayer::Part part, const FactorLayout& layout, int layer, int step_index, const Step& step) {
+std::vector<double> Reference(FactorLayer::Part part, const FactorLayout& layout, int layer, int step_index,
+                              const Step& step) {
   const int64_t n = part == FactorLayer::kWeight ? layout.in_features : 1;
   const uint32_t flag = part == FactorLayer::kWeight ? kFlagExtraWeight : kFlagExtraBias;
   const Kind extra = part == FactorLayer::kWeight ? kExtraWeight : kExtraBias;
@@ -70,7 +72,8 @@ class PlainLayer final : public FactorLayer {
     message_.assign(MessageRows(rows, flags) * width, T{0});
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t i = 0; i < n; ++i) message_[row * width + i] = T(Value(layer_, step_index, rank_, kX, row * n + i));
-      for (int64_t i = 0; i < m; ++i) message_[row * width + n + i] = T(Value(layer_, step_index, rank_, kD, row * m + i));
+      for (int64_t i = 0; i < m; ++i)
+        message_[row * width + n + i] = T(Value(layer_, step_index, rank_, kD, row * m + i));
     }
     WriteFlag(message_.data(), MessageRows(rows, flags), flags, layout_, kDType);
     for (Part part : {kWeight, kBias}) {
@@ -139,7 +142,10 @@ class PlainLayer final : public FactorLayer {
 template <typename T>
 struct LayerOnRank {
   LayerOnRank(const FactorLayout& layout, bool has_bias, int layer, int rank, int size)
-      : layout(layout), index(layer), rank(rank), layer(std::make_shared<PlainLayer<T>>(layout, has_bias, layer, rank, size)) {
+      : layout(layout),
+        index(layer),
+        rank(rank),
+        layer(std::make_shared<PlainLayer<T>>(layout, has_bias, layer, rank, size)) {
     SfbExchange::Options options;
     options.layout = layout;
     options.factor_dtype = PlainLayer<T>::kDType;
@@ -213,8 +219,8 @@ struct LayerOnRank {
   std::shared_ptr<SfbExchange> exchange;
 };
 
-// One layer, one exchange per rank, reused for all steps. Every step is checked against the reference on every rank, and
-// all ranks bitwise against rank 0.
+// One layer, one exchange per rank, reused for all steps. Every step is checked against the reference on every rank,
+// and all ranks bitwise against rank 0.
 template <typename T>
 void RunSteps(const FactorLayout& layout, bool has_bias, const std::vector<Step>& steps) {
   const int size = static_cast<int>(steps[0].rows.size());
@@ -233,7 +239,8 @@ void RunSteps(const FactorLayout& layout, bool has_bias, const std::vector<Step>
   });
   for (int rank = 1; rank < size; ++rank) {
     for (size_t i = 0; i < gradients[0].size(); ++i) {
-      POSEIDON_CHECK(std::memcmp(gradients[rank][i].data(), gradients[0][i].data(), gradients[0][i].size() * sizeof(T)) == 0);
+      POSEIDON_CHECK(
+          std::memcmp(gradients[rank][i].data(), gradients[0][i].data(), gradients[0][i].size() * sizeof(T)) == 0);
     }
   }
 }
@@ -241,8 +248,9 @@ void RunSteps(const FactorLayout& layout, bool has_bias, const std::vector<Step>
 constexpr FactorLayout kLayout{5, 3};
 
 TEST(RowsOfTwoRanks) {
-  RunSteps<float>(kLayout, true,
-                  {{{4, 4}, {0, 0}}, {{1, 7}, {0, 0}}, {{0, 3}, {0, 0}}, {{3, 0}, {0, 0}}, {{0, 0}, {0, 0}}, {{2, 2}, {0, 0}}});
+  RunSteps<float>(
+      kLayout, true,
+      {{{4, 4}, {0, 0}}, {{1, 7}, {0, 0}}, {{0, 3}, {0, 0}}, {{3, 0}, {0, 0}}, {{0, 0}, {0, 0}}, {{2, 2}, {0, 0}}});
 }
 
 TEST(RowsOfThreeRanks) {
@@ -251,10 +259,9 @@ TEST(RowsOfThreeRanks) {
 }
 
 TEST(RowsOfFourRanksWithoutBias) {
-  RunSteps<float>({7, 2}, false,
-                  {{{1, 2, 3, 4}, {0, 0, 0, 0}},
-                   {{0, 9, 0, 1}, {kFlagExtraWeight, 0, 0, 0}},
-                   {{1, 1, 1, 1}, {0, 0, 0, 0}}});
+  RunSteps<float>(
+      {7, 2}, false,
+      {{{1, 2, 3, 4}, {0, 0, 0, 0}}, {{0, 9, 0, 1}, {kFlagExtraWeight, 0, 0, 0}}, {{1, 1, 1, 1}, {0, 0, 0, 0}}});
 }
 
 TEST(Float64AndLayersOfOneFeature) {
@@ -293,7 +300,8 @@ TEST(ExtraOnSeveralRanks) {
                    {{0, 0, 0}, {0, 0, 0}}});
 }
 
-// 8 layers in flight at once, in another random order on every rank and step, some with extra parts: no deadlock, no mix-up.
+// 8 layers in flight at once, in another random order on every rank and step, some with extra parts: no deadlock, no
+// mix-up.
 TEST(ManyLayersInRandomOrder) {
   constexpr int kSize = 3;
   constexpr int kLayers = 8;

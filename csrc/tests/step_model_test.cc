@@ -35,9 +35,11 @@ TEST(OneMessageAfterBackward) {
   POSEIDON_CHECK_NEAR(estimate.channel, 4, 1e-12);
 }
 
-// tau_c(l) = max(end of the message before, gradient complete): the second waits for the channel, the third for its gradient.
+// tau_c(l) = max(end of the message before, gradient complete): the second waits for the channel, the third for its
+// gradient.
 TEST(WaitFreeBackpropagation) {
-  const StepEstimate estimate = SimulateStep(Model({Tensor(1, 300), Tensor(2, 200), Tensor(20, 100)}, 20), {kA, kA, kA});
+  const StepEstimate estimate =
+      SimulateStep(Model({Tensor(1, 300), Tensor(2, 200), Tensor(20, 100)}, 20), {kA, kA, kA});
   POSEIDON_CHECK_NEAR(estimate.channel, 4 + 3 + 2, 1e-12);
   POSEIDON_CHECK_NEAR(estimate.step, 22, 1e-12);
 }

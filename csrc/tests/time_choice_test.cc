@@ -112,7 +112,7 @@ TEST(MemoryLimitKeepsWhatGainsMostPerByte) {
 
 TEST(ForcedAndImpossible) {
   StepModel model = Network(1, 2e-4);
-  AddLayer(&model, 64, 64, 512, 8, 1e9, 0.1);   // never worth it
+  AddLayer(&model, 64, 64, 512, 8, 1e9, 0.1);  // never worth it
   AddLayer(&model, 4096, 4096, 32, 8, 5e12, 0.1);
   const TimeChoice choice = ChooseByTime(model, {kS, kA}, {true, false}, {});
   POSEIDON_CHECK_EQ(choice.schemes, std::vector<Scheme>{kS, kA});
@@ -131,7 +131,8 @@ TEST(ChoiceInForceStaysUnlessTheGainIsReal) {
   settings.margin = 0.05;
   POSEIDON_CHECK_EQ(ChooseByTime(model, alternative, forced, settings, nearly).schemes, nearly);
   POSEIDON_CHECK_EQ(ChooseByTime(model, alternative, forced, settings, {kA, kA}).schemes, fresh.schemes);
-  POSEIDON_CHECK_EQ(ChooseByTime(model, alternative, forced, settings, {kA}).schemes, fresh.schemes);  // of another model
+  POSEIDON_CHECK_EQ(ChooseByTime(model, alternative, forced, settings, {kA}).schemes,
+                    fresh.schemes);  // of another model
 }
 
 // One layer whose factors seem a little better, or a little worse, than its gradient.
@@ -146,7 +147,8 @@ StepModel OneLayer(double gather_bytes) {
   return model;
 }
 
-std::vector<Scheme> ChooseTried(const StepModel& model, const std::vector<Scheme>& current, const std::vector<TriedChoice>& tried) {
+std::vector<Scheme> ChooseTried(const StepModel& model, const std::vector<Scheme>& current,
+                                const std::vector<TriedChoice>& tried) {
   return ChooseByTime(model, {kS}, {false}, {}, current, tried).schemes;
 }
 
@@ -155,14 +157,14 @@ TEST(AFasterChoiceIsTriedAndLeftWhenItIsNot) {
   const std::vector<Scheme> dense = {kA}, factors = {kS};
   POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}}), factors);
   POSEIDON_CHECK_EQ(ChooseTried(model, factors, {{dense, 11}, {factors, 15}}), dense);
-  POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}, {factors, 15}}), dense);  // not again
+  POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}, {factors, 15}}), dense);    // not again
   POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 16}, {factors, 15}}), factors);  // unless that has become slower
   POSEIDON_CHECK_EQ(ChooseTried(model, factors, {{dense, 11}, {factors, 9}}), factors);
 }
 
 TEST(FactorsThatDisappointGiveWayToAllreduce) {
   const StepModel model = OneLayer(8);
-  POSEIDON_CHECK_EQ(ChooseTried(model, {kS}, {{{kS}, 12}}), std::vector<Scheme>{kA});  // 11 expected
+  POSEIDON_CHECK_EQ(ChooseTried(model, {kS}, {{{kS}, 12}}), std::vector<Scheme>{kA});    // 11 expected
   POSEIDON_CHECK_EQ(ChooseTried(model, {kS}, {{{kS}, 11.1}}), std::vector<Scheme>{kS});  // too small a gain to try
 }
 
@@ -171,7 +173,8 @@ TEST(AFirstStepThatWasFasterSpeaksForAllreduce) {
   model.allreduce.beta = 4;  // mistaken: 41
   POSEIDON_CHECK_EQ(ChooseByTime(model, {kS}, {false}, {}, {kS}, {{{kS}, 12}}, 11).schemes, std::vector<Scheme>{kA});
   POSEIDON_CHECK_EQ(ChooseByTime(model, {kS}, {false}, {}, {kS}, {{{kS}, 12}}, 13).schemes, std::vector<Scheme>{kS});
-  POSEIDON_CHECK_EQ(ChooseByTime(model, {kS}, {false}, {}, {kS}, {{{kS}, 12}, {{kA}, 14}}, 11).schemes, std::vector<Scheme>{kS});
+  POSEIDON_CHECK_EQ(ChooseByTime(model, {kS}, {false}, {}, {kS}, {{{kS}, 12}, {{kA}, 14}}, 11).schemes,
+                    std::vector<Scheme>{kS});
 }
 
 TEST(AShortLookIsTakenAgain) {

@@ -69,7 +69,9 @@ class Registry {
 
 std::atomic<bool> forked{false};
 
-bool IsUsers(const std::unique_ptr<ag::FunctionPostHook>& hook) { return dynamic_cast<const OwnHook*>(hook.get()) == nullptr; }
+bool IsUsers(const std::unique_ptr<ag::FunctionPostHook>& hook) {
+  return dynamic_cast<const OwnHook*>(hook.get()) == nullptr;
+}
 
 }  // namespace
 
@@ -98,7 +100,8 @@ std::optional<Registration> FindLayer(FactoredLayer::Kind kind, const at::Tensor
   std::optional<Registration> registration = Registry::Get().Find(kind, leaf);
   if (!registration) return registration;
   registration->layer->forward_rows += rows;
-  if (ag::impl::try_get_grad_accumulator(leaf).get() != registration->layer->accumulator.load(std::memory_order_relaxed)) {
+  if (ag::impl::try_get_grad_accumulator(leaf).get() !=
+      registration->layer->accumulator.load(std::memory_order_relaxed)) {
     if (const auto owner = registration->owner.lock()) owner->OnUnattached();
   }
   if (registration->layer->mode() == FactoredLayer::Mode::kBypass) return std::nullopt;
@@ -139,9 +142,9 @@ bool WillAccumulate(const at::Tensor& leaf) {
 int CurrentWalk() { return ag::get_current_graph_task_id(); }
 
 bool IsPlain(const at::Tensor& tensor) {
-  constexpr c10::DispatchKeySet kWrappers(
-      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
-       c10::DispatchKey::Functionalize, c10::DispatchKey::Batched});
+  constexpr c10::DispatchKeySet kWrappers({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
+                                           c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize,
+                                           c10::DispatchKey::Batched});
   return tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.key_set().has_any(kWrappers) &&
          !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && !tensor._fw_grad(0).defined();
 }

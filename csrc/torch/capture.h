@@ -1,5 +1,5 @@
-// What the captures of linear and of embedding calls have in common: the registry of weights, whom they report to, and the autograd
-// node's accounts.
+// What the captures of linear and of embedding calls have in common: the registry of weights, whom they report to, and
+// the autograd node's accounts.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -25,23 +25,27 @@ using NodePtr = decltype(torch::autograd::Edge::function);
 class CaptureOwner {
  public:
   virtual ~CaptureOwner() = default;
-  // x (K x N) and d (K x M) of one call. bias: the parameter that the call used; undefined if none that wants a gradient.
+  // x (K x N) and d (K x M) of one call. bias: the parameter that the call used; undefined if none that wants a
+  // gradient.
   virtual void OnProfiled(LinearLayer& layer, const at::Tensor& x, const at::Tensor& d, const at::Tensor& bias) = 0;
   virtual void OnProfiled(EmbeddingLayer& layer, const TableRows& rows) = 0;
   // False: not taken, the node computes ordinary gradients.
   virtual bool OnCaptured(LinearLayer& layer, const at::Tensor& x, const at::Tensor& d) = 0;
   virtual bool OnCaptured(EmbeddingLayer& layer, const TableRows& rows) = 0;
-  // A call of a captured layer computes its ordinary gradient, because somebody looks at it or it goes elsewhere. Before it is accumulated.
+  // A call of a captured layer computes its ordinary gradient, because somebody looks at it or it goes elsewhere.
+  // Before it is accumulated.
   virtual void OnDeclined(FactoredLayer& layer) = 0;
-  // A call uses a weight whose gradient accumulator has not the owner's hook: it was unfrozen, or converted. In forward.
+  // A call uses a weight whose gradient accumulator has not the owner's hook: it was unfrozen, or converted. In
+  // forward.
   virtual void OnUnattached() = 0;
 };
 
-// Gives aten::linear, aten::embedding and aten::embedding_bag an autograd kernel of ours for CPU tensors. Idempotent. Process-wide and
-// for ever.
+// Gives aten::linear, aten::embedding and aten::embedding_bag an autograd kernel of ours for CPU tensors. Idempotent.
+// Process-wide and for ever.
 void EnableCapture();
 
-// The latest registration of a weight wins, for each kind of layer. The weight must stay alive until it is unregistered.
+// The latest registration of a weight wins, for each kind of layer. The weight must stay alive until it is
+// unregistered.
 void RegisterLayer(const std::shared_ptr<FactoredLayer>& layer, std::weak_ptr<CaptureOwner> owner);
 // Does nothing if another layer has taken the weight over.
 void UnregisterLayer(const FactoredLayer& layer);
@@ -57,15 +61,16 @@ struct Registration {
 bool AnyRegistered();
 bool InForkedChild();
 
-// The layer of that kind that wants this call's factors; none for most calls. `leaf` is what LeafOf gave. Counts the call's rows, which
-// are as good as lost if the call is not captured after all.
+// The layer of that kind that wants this call's factors; none for most calls. `leaf` is what LeafOf gave. Counts the
+// call's rows, which are as good as lost if the call is not captured after all.
 std::optional<Registration> FindLayer(FactoredLayer::Kind kind, const at::Tensor& leaf, int64_t rows);
 
-// The parameter behind a tensor that a call got as its weight: itself, or, under autocast, what the tensor is a cast of.
+// The parameter behind a tensor that a call got as its weight: itself, or, under autocast, what the tensor is a cast
+// of.
 at::Tensor LeafOf(const at::Tensor& tensor);
 
-// True if a hook wants to see, or to change, a local gradient that capture never computes: a hook on the tensor, after its
-// accumulation, or on its gradient accumulator (any but ours).
+// True if a hook wants to see, or to change, a local gradient that capture never computes: a hook on the tensor, after
+// its accumulation, or on its gradient accumulator (any but ours).
 bool HasUserHooks(const at::Tensor& leaf);
 // The same of a node of the graph: between a call's node and the accumulator, where the weight is a cast.
 bool HasHooks(torch::autograd::Node& node);
@@ -76,26 +81,30 @@ class OwnHook {
   virtual ~OwnHook() = default;
 };
 
-// Whether the walk that runs now will accumulate into leaf.grad. False for autograd.grad(), which wants the gradient itself, for
-// backward(inputs=...) that leaves this parameter out, and for a parameter that was frozen after the forward.
+// Whether the walk that runs now will accumulate into leaf.grad. False for autograd.grad(), which wants the gradient
+// itself, for backward(inputs=...) that leaves this parameter out, and for a parameter that was frozen after the
+// forward.
 bool WillAccumulate(const at::Tensor& leaf);
 
-// A walk is one execution of the graph by backward(). Its id, which no other walk of the process has; -1 outside of walks.
+// A walk is one execution of the graph by backward(). Its id, which no other walk of the process has; -1 outside of
+// walks.
 int CurrentWalk();
 
-// The one question before a kernel looks at sizes: an ordinary CPU tensor with known sizes. No subclass, transform, forward
-// gradient, nested, fake or symbolic tensor.
+// The one question before a kernel looks at sizes: an ordinary CPU tensor with known sizes. No subclass, transform,
+// forward gradient, nested, fake or symbolic tensor.
 bool IsPlain(const at::Tensor& tensor);
 // A transform or a dispatch mode watches all calls of this thread.
 bool SomebodyWatches();
 
-// A tensor of its own over the same memory, with the same version counter. It keeps the memory that `tensor` has now, whatever
-// .data is assigned later. A tensor that Python has seen is referenced by its Python object as long as anybody else references it,
-// so only references to the memory tell whether a buffer is still in use.
+// A tensor of its own over the same memory, with the same version counter. It keeps the memory that `tensor` has now,
+// whatever .data is assigned later. A tensor that Python has seen is referenced by its Python object as long as anybody
+// else references it, so only references to the memory tell whether a buffer is still in use.
 at::Tensor OverTheSameMemory(const at::Tensor& tensor);
 
 // A tensor of any shape as rows of `features` elements.
-inline at::Tensor Rows(const at::Tensor& tensor, int64_t features) { return tensor.reshape({tensor.numel() / features, features}); }
+inline at::Tensor Rows(const at::Tensor& tensor, int64_t features) {
+  return tensor.reshape({tensor.numel() / features, features});
+}
 
 // Keeps the layer's accounts of live nodes.
 class CaptureNode : public torch::autograd::Node {
@@ -116,8 +125,8 @@ class CaptureNode : public torch::autograd::Node {
   FactoredLayer& layer() const { return *registration_.layer; }
   std::shared_ptr<CaptureOwner> owner() const { return registration_.owner.lock(); }
 
-  // The rule of capture (docs/sfb.md): what this node would give to input `edge` ends up in leaf.grad and nowhere else, and nobody looks
-  // at it on its way.
+  // The rule of capture (docs/sfb.md): what this node would give to input `edge` ends up in leaf.grad and nowhere else,
+  // and nobody looks at it on its way.
   bool EndsInGrad(const at::Tensor& leaf, bool direct, size_t edge) {
     return WillAccumulate(leaf) && !HasUserHooks(leaf) && post_hooks().empty() &&
            (direct || !HasHooks(*next_edge(edge).function));

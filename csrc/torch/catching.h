@@ -11,8 +11,8 @@
 
 namespace poseidon {
 
-// Runs body() without gradient recording; an exception becomes kInternal naming what failed. An error raised in Python code that
-// body() calls is not caught: it travels on to Python as it is.
+// Runs body() without gradient recording; an exception becomes kInternal naming what failed. An error raised in Python
+// code that body() calls is not caught: it travels on to Python as it is.
 template <typename Body>
 Status Catching(const std::string& what, Body body) {
   at::NoGradGuard no_grad;

@@ -16,8 +16,8 @@ namespace poseidon {
 
 namespace {
 
-constexpr double kMostOperations = 5e8;    // of one timed product
-constexpr int64_t kLeastTile = 1 << 12;    // elements of its output
+constexpr double kMostOperations = 5e8;  // of one timed product
+constexpr int64_t kLeastTile = 1 << 12;  // elements of its output
 constexpr int64_t kMostTile = 1 << 24;
 
 template <typename Function>
@@ -33,22 +33,27 @@ double BestOfTwo(Function function) {
   return best;
 }
 
-// The part of an M x N output on which a product over `rows` rows is timed; both are cut by the same factor where they are large.
+// The part of an M x N output on which a product over `rows` rows is timed; both are cut by the same factor where they
+// are large.
 struct Tile {
   int64_t out;
   int64_t in;
   double scale;  // whole output / tile
 
   Tile(const LayerShape& shape, int64_t rows) : out(shape.out_features), in(shape.in_features) {
-    const int64_t most = std::clamp(static_cast<int64_t>(kMostOperations / 2 / static_cast<double>(std::max<int64_t>(1, rows))),
-                                    kLeastTile, kMostTile);
+    const int64_t most =
+        std::clamp(static_cast<int64_t>(kMostOperations / 2 / static_cast<double>(std::max<int64_t>(1, rows))),
+                   kLeastTile, kMostTile);
     while (out * in > most && (out > 1 || in > 1)) (out >= in ? out : in) = ((out >= in ? out : in) + 1) / 2;
-    scale = static_cast<double>(shape.out_features) * static_cast<double>(shape.in_features) / static_cast<double>(out * in);
+    scale = static_cast<double>(shape.out_features) * static_cast<double>(shape.in_features) /
+            static_cast<double>(out * in);
   }
 };
 
 // Ones: what lies in fresh memory may be denormal or NaN, which some units compute slowly.
-at::Tensor Ones(int64_t rows, int64_t columns, at::ScalarType type) { return at::ones({rows, columns}, at::dtype(type)); }
+at::Tensor Ones(int64_t rows, int64_t columns, at::ScalarType type) {
+  return at::ones({rows, columns}, at::dtype(type));
+}
 
 LayerCost Measure(const LayerShape& shape) {
   LayerCost cost;
@@ -63,7 +68,8 @@ LayerCost Measure(const LayerShape& shape) {
 
     const FactorLayout layout{tile.in, tile.out};
     at::Tensor message = Ones(shape.rows, layout.row_elements(), shape.wire);
-    const double whole = static_cast<double>(shape.in_features + shape.out_features) / static_cast<double>(tile.in + tile.out);
+    const double whole =
+        static_cast<double>(shape.in_features + shape.out_features) / static_cast<double>(tile.in + tile.out);
     cost.pack = BestOfTwo([&] { PackRows(x, d, layout, 0, message); }) * whole;
   }
   if (shape.global_rows > 0) {
@@ -85,7 +91,8 @@ int64_t SpreadId(int64_t i, int64_t unique, int64_t table_rows) { return i % uni
 LayerCost MeasureTable(const LayerShape& shape) {
   LayerCost cost;
   const int64_t table_rows = shape.out_features, features = shape.in_features;
-  const int64_t unique = std::clamp<int64_t>((shape.global_rows + shape.ranks - 1) / shape.ranks, 1, std::min(table_rows, shape.rows));
+  const int64_t unique =
+      std::clamp<int64_t>((shape.global_rows + shape.ranks - 1) / shape.ranks, 1, std::min(table_rows, shape.rows));
   TableRows rows;
   rows.ids = at::empty({shape.rows}, at::kLong);
   for (int64_t i = 0; i < shape.rows; ++i) rows.ids.data_ptr<int64_t>()[i] = SpreadId(i, unique, table_rows);
@@ -150,7 +157,8 @@ double ComputeCalibration::Copy() {
   if (copy_ >= 0) return copy_;
   constexpr int64_t kElements = int64_t{1} << 23;  // more than caches hold
   const at::Tensor from = Ones(1, kElements, at::kFloat), to = at::empty_like(from);
-  copy_ = BestOfTwo([&] { std::memcpy(to.data_ptr(), from.data_ptr(), from.nbytes()); }) / static_cast<double>(from.nbytes());
+  copy_ = BestOfTwo([&] { std::memcpy(to.data_ptr(), from.data_ptr(), from.nbytes()); }) /
+          static_cast<double>(from.nbytes());
   return copy_;
 }
 

@@ -1,5 +1,5 @@
-// What a layer's products cost on this machine, measured with the very functions that training runs. All ranks do it at the same time,
-// so that ranks that share cores take each other's into account as they do in a step.
+// What a layer's products cost on this machine, measured with the very functions that training runs. All ranks do it at
+// the same time, so that ranks that share cores take each other's into account as they do in a step.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -13,7 +13,7 @@
 namespace poseidon {
 
 struct LayerShape {
-  bool table = false;        // an embedding of out_features rows of in_features elements
+  bool table = false;  // an embedding of out_features rows of in_features elements
   int64_t out_features = 0;
   int64_t in_features = 0;
   int64_t rows = 0;         // of this rank; of a table: ids

@@ -23,14 +23,15 @@ at::Tensor ToIds(const at::Tensor& ids) { return ids.reshape({-1}).to(at::kLong)
 // What both kinds of calls do with their rows.
 class TableBackward : public CaptureNode {
  protected:
-  TableBackward(Registration registration, const at::Tensor& weight, const at::Tensor& weight_leaf, bool by_frequency, bool sparse)
+  TableBackward(Registration registration, const at::Tensor& weight, const at::Tensor& weight_leaf, bool by_frequency,
+                bool sparse)
       : CaptureNode(std::move(registration), weight, weight_leaf),
         table_rows_(weight.size(0)),
         by_frequency_(by_frequency),
         sparse_(sparse) {}
 
-  // Hands what make_rows() gives to the owner: an optional<TableRows> without frequency, nothing if it cannot be told. True: the
-  // table's gradient is taken care of.
+  // Hands what make_rows() gives to the owner: an optional<TableRows> without frequency, nothing if it cannot be told.
+  // True: the table's gradient is taken care of.
   template <typename MakeRows>
   bool Deliver(const at::Tensor& d, MakeRows make_rows) {
     // create_graph: ordinary differentiable gradients for everything.
@@ -62,8 +63,8 @@ class TableBackward : public CaptureNode {
 
 class EmbeddingBackward final : public TableBackward {
  public:
-  EmbeddingBackward(Registration registration, const at::Tensor& weight, const at::Tensor& weight_leaf, const at::Tensor& ids,
-                    int64_t padding, bool by_frequency, bool sparse)
+  EmbeddingBackward(Registration registration, const at::Tensor& weight, const at::Tensor& weight_leaf,
+                    const at::Tensor& ids, int64_t padding, bool by_frequency, bool sparse)
       : TableBackward(std::move(registration), weight, weight_leaf, by_frequency, sparse),
         padding_(padding),
         ids_(ids, /*is_output=*/false) {}
@@ -146,15 +147,17 @@ std::optional<TableRows> BagRows(const at::Tensor& d, const at::Tensor& ids, con
 
 class EmbeddingBagBackward final : public TableBackward {
  public:
-  EmbeddingBagBackward(Registration registration, const at::Tensor& weight, const at::Tensor& weight_leaf, const at::Tensor& ids,
-                       const at::Tensor& offsets, const at::Tensor& sample_weights, const BagOptions& options)
+  EmbeddingBagBackward(Registration registration, const at::Tensor& weight, const at::Tensor& weight_leaf,
+                       const at::Tensor& ids, const at::Tensor& offsets, const at::Tensor& sample_weights,
+                       const BagOptions& options)
       : TableBackward(std::move(registration), weight, weight_leaf, /*by_frequency=*/false, options.sparse),
         options_(options),
         ids_(ids, /*is_output=*/false),
         offsets_(offsets, /*is_output=*/false),
         sample_weights_(sample_weights, /*is_output=*/false) {
     if (sample_weights.defined() && sample_weights.requires_grad()) {
-      weight_ = ag::SavedVariable(OverTheSameMemory(weight), /*is_output=*/false);  // as it is now, whatever .data is assigned later
+      weight_ = ag::SavedVariable(OverTheSameMemory(weight),
+                                  /*is_output=*/false);  // as it is now, whatever .data is assigned later
     }
   }
 
@@ -169,7 +172,8 @@ class EmbeddingBagBackward final : public TableBackward {
 
   void release_variables() override {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (ag::SavedVariable* saved : {&ids_, &offsets_, &sample_weights_, &weight_, &offset2bag_, &bag_size_, &max_indices_}) {
+    for (ag::SavedVariable* saved :
+         {&ids_, &offsets_, &sample_weights_, &weight_, &offset2bag_, &bag_size_, &max_indices_}) {
       saved->reset_data();
     }
     released_ = true;
@@ -191,12 +195,14 @@ class EmbeddingBagBackward final : public TableBackward {
     const at::Tensor max_indices = max_indices_.unpack();
     if (task_should_compute_output(0) &&
         !Deliver(d, [&] { return BagRows(d, ids, offsets, sample_weights, options_); })) {
-      const std::optional<at::Tensor> weights = sample_weights.defined() ? std::make_optional(sample_weights) : std::nullopt;
-      out[0] = at::_embedding_bag_backward(d, ids, offsets, offset2bag, bag_size, max_indices, table_rows_, by_frequency_,
-                                           options_.mode, sparse_, weights, options_.padding);
+      const std::optional<at::Tensor> weights =
+          sample_weights.defined() ? std::make_optional(sample_weights) : std::nullopt;
+      out[0] = at::_embedding_bag_backward(d, ids, offsets, offset2bag, bag_size, max_indices, table_rows_,
+                                           by_frequency_, options_.mode, sparse_, weights, options_.padding);
     }
     if (weight.defined() && task_should_compute_output(1)) {
-      out[1] = at::_embedding_bag_per_sample_weights_backward(d, weight, ids, offsets, offset2bag, options_.mode, options_.padding);
+      out[1] = at::_embedding_bag_per_sample_weights_backward(d, weight, ids, offsets, offset2bag, options_.mode,
+                                                              options_.padding);
     }
     return out;
   }
@@ -213,7 +219,8 @@ class EmbeddingBagBackward final : public TableBackward {
 };
 
 // The layer that wants this call's rows; none for most calls.
-std::optional<Registration> Wanted(const at::Tensor& weight, const at::Tensor& ids, bool by_frequency, bool sparse, at::Tensor* leaf) {
+std::optional<Registration> Wanted(const at::Tensor& weight, const at::Tensor& ids, bool by_frequency, bool sparse,
+                                   at::Tensor* leaf) {
   if (!AnyRegistered() || !at::GradMode::is_enabled()) return std::nullopt;
   *leaf = LeafOf(weight);
   if (!leaf->defined()) return std::nullopt;
@@ -225,18 +232,19 @@ std::optional<Registration> Wanted(const at::Tensor& weight, const at::Tensor& i
   return registration;  // hooks are looked for in backward
 }
 
-at::Tensor Embedding(c10::DispatchKeySet keys, const at::Tensor& weight, const at::Tensor& ids, c10::SymInt padding, bool by_frequency,
-                     bool sparse) {
+at::Tensor Embedding(c10::DispatchKeySet keys, const at::Tensor& weight, const at::Tensor& ids, c10::SymInt padding,
+                     bool by_frequency, bool sparse) {
   at::Tensor leaf;
   std::optional<Registration> registration = Wanted(weight, ids, by_frequency, sparse, &leaf);
   const std::optional<int64_t> padding_id = padding.maybe_as_int();
   if (!registration || !padding_id) {
-    // This kernel stands in the place of PyTorch's own, which is still there for backends without a name. Keys above autograd have had
-    // their turn, but may still be in the set (PythonDispatcher) and would come back here for ever.
+    // This kernel stands in the place of PyTorch's own, which is still there for backends without a name. Keys above
+    // autograd have had their turn, but may still be in the set (PythonDispatcher) and would come back here for ever.
     const c10::DispatchKeySet others = (keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther);
     return at::_ops::embedding::redispatch(others, weight, ids, std::move(padding), by_frequency, sparse);
   }
-  NodePtr node = MakeNode<EmbeddingBackward>(*std::move(registration), weight, leaf, ids, *padding_id, by_frequency, sparse);
+  NodePtr node =
+      MakeNode<EmbeddingBackward>(*std::move(registration), weight, leaf, ids, *padding_id, by_frequency, sparse);
   node->set_next_edges(ag::collect_next_edges(weight));
   at::Tensor y;
   {
@@ -249,18 +257,20 @@ at::Tensor Embedding(c10::DispatchKeySet keys, const at::Tensor& weight, const a
 
 using BagResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-BagResult EmbeddingBag(const at::Tensor& weight, const at::Tensor& ids, const at::Tensor& offsets, bool by_frequency, int64_t mode,
-                       bool sparse, const std::optional<at::Tensor>& sample_weights, bool include_last_offset,
-                       std::optional<int64_t> padding) {
+BagResult EmbeddingBag(const at::Tensor& weight, const at::Tensor& ids, const at::Tensor& offsets, bool by_frequency,
+                       int64_t mode, bool sparse, const std::optional<at::Tensor>& sample_weights,
+                       bool include_last_offset, std::optional<int64_t> padding) {
   const auto ordinary = [&] {
-    return at::native::embedding_bag(weight, ids, offsets, by_frequency, mode, sparse, sample_weights, include_last_offset, padding);
+    return at::native::embedding_bag(weight, ids, offsets, by_frequency, mode, sparse, sample_weights,
+                                     include_last_offset, padding);
   };
   at::Tensor leaf;
   std::optional<Registration> registration = Wanted(weight, ids, by_frequency, sparse, &leaf);
   const at::Tensor weights = sample_weights.value_or(at::Tensor());
-  // by_frequency: PyTorch 2.13 divides by the frequency of other ids than the row's, so its gradient is not a sum of such rows.
-  if (!registration || by_frequency || (mode != 0 && mode != 1) || ids.dim() != 1 || offsets.dim() != 1 || !IsPlain(offsets) ||
-      (weights.defined() && !IsPlain(weights))) {
+  // by_frequency: PyTorch 2.13 divides by the frequency of other ids than the row's, so its gradient is not a sum of
+  // such rows.
+  if (!registration || by_frequency || (mode != 0 && mode != 1) || ids.dim() != 1 || offsets.dim() != 1 ||
+      !IsPlain(offsets) || (weights.defined() && !IsPlain(weights))) {
     return ordinary();
   }
   BagOptions options;
@@ -268,8 +278,8 @@ BagResult EmbeddingBag(const at::Tensor& weight, const at::Tensor& ids, const at
   options.sparse = sparse;
   options.include_last_offset = include_last_offset;
   if (padding) options.padding = *padding < 0 ? *padding + weight.size(0) : *padding;
-  auto node = MakeNode<EmbeddingBagBackward>(*std::move(registration), weight, leaf, ids.contiguous(), offsets.contiguous(), weights,
-                                             options);
+  auto node = MakeNode<EmbeddingBagBackward>(*std::move(registration), weight, leaf, ids.contiguous(),
+                                             offsets.contiguous(), weights, options);
   node->set_next_edges(ag::collect_next_edges(weight, weights));
   BagResult result;
   {
@@ -281,10 +291,11 @@ BagResult EmbeddingBag(const at::Tensor& weight, const at::Tensor& ids, const at
   return result;
 }
 
-BagResult EmbeddingBagWithoutPadding(const at::Tensor& weight, const at::Tensor& ids, const at::Tensor& offsets, bool by_frequency,
-                                     int64_t mode, bool sparse, const std::optional<at::Tensor>& sample_weights,
-                                     bool include_last_offset) {
-  return EmbeddingBag(weight, ids, offsets, by_frequency, mode, sparse, sample_weights, include_last_offset, std::nullopt);
+BagResult EmbeddingBagWithoutPadding(const at::Tensor& weight, const at::Tensor& ids, const at::Tensor& offsets,
+                                     bool by_frequency, int64_t mode, bool sparse,
+                                     const std::optional<at::Tensor>& sample_weights, bool include_last_offset) {
+  return EmbeddingBag(weight, ids, offsets, by_frequency, mode, sparse, sample_weights, include_last_offset,
+                      std::nullopt);
 }
 
 }  // namespace

@@ -24,9 +24,11 @@ at::Tensor ToTensor(const std::vector<uint32_t>& ids) {
 EmbeddingLayer::EmbeddingLayer(std::string name, at::Tensor weight, bool fp16_wire, double scale)
     : FactoredLayer(Kind::kEmbedding, std::move(name), std::move(weight), fp16_wire, scale) {}
 
-FactorLayout EmbeddingLayer::LayoutFor(at::ScalarType wire_type) const { return {IdElements(ToDType(wire_type)), weight().size(1)}; }
+FactorLayout EmbeddingLayer::LayoutFor(at::ScalarType wire_type) const {
+  return {IdElements(ToDType(wire_type)), weight().size(1)};
+}
 
-// ---- The step's message ----------------------------------------------------------------------------------------------------
+// ---- The step's message --------------------------------------------------------------------------------------------
 
 at::Tensor EmbeddingLayer::Sums() const {
   return sums_in_message() ? message_.narrow(1, layout().d_offset(), layout().out_features) : sums_;
@@ -99,7 +101,8 @@ void EmbeddingLayer::CloseRows() {
 void EmbeddingLayer::SpillRows() {
   Target& t = target(kWeight);
   const at::Tensor ids = ToTensor(slots_.ids());
-  const at::Tensor values = Sums().narrow(0, 0, rows_).to(GradType(t.param), /*non_blocking=*/false, /*copy=*/true).contiguous();
+  const at::Tensor values =
+      Sums().narrow(0, 0, rows_).to(GradType(t.param), /*non_blocking=*/false, /*copy=*/true).contiguous();
   ForgetRows();
   at::Tensor& grad = t.param.mutable_grad();
   if (!grad.defined()) grad = ZeroGradient(t);
@@ -116,16 +119,17 @@ void EmbeddingLayer::DropStep() {
   touched_known_ = false;
 }
 
-// ---- The step's result -----------------------------------------------------------------------------------------------------
+// ---- The step's result ---------------------------------------------------------------------------------------------
 
 at::Tensor EmbeddingLayer::SparseGradient(const at::Tensor& ids, const at::Tensor& values, bool coalesced) const {
-  return at::_sparse_coo_tensor_unsafe(ids.view({1, ids.numel()}), values, weight().sizes(), values.options().layout(at::kSparse),
-                                       coalesced);
+  return at::_sparse_coo_tensor_unsafe(ids.view({1, ids.numel()}), values, weight().sizes(),
+                                       values.options().layout(at::kSparse), coalesced);
 }
 
 at::Tensor EmbeddingLayer::ZeroGradient(const Target& t) const {
   if (!settings().sparse) return FactoredLayer::ZeroGradient(t);
-  return SparseGradient(at::empty({0}, at::kLong), at::empty({0, weight().size(1)}, GradOptions(weight())), /*coalesced=*/true);
+  return SparseGradient(at::empty({0}, at::kLong), at::empty({0, weight().size(1)}, GradOptions(weight())),
+                        /*coalesced=*/true);
 }
 
 void EmbeddingLayer::ChooseResult(Target& t, bool* has_extra) {
@@ -137,11 +141,13 @@ void EmbeddingLayer::ChooseResult(Target& t, bool* has_extra) {
   t.local = grad;
 }
 
-// A dense result that nothing else has been put into. Where it is .grad itself it holds zeros: else there would be an extra part.
+// A dense result that nothing else has been put into. Where it is .grad itself it holds zeros: else there would be an
+// extra part.
 void EmbeddingLayer::ClearResult(Target& t) {
   if (!t.in_buffer) return;
   const bool kept = touched_known_ && !t.fresh && t.buffer._version() == touched_version_;
-  // Writes through .data leave no trace in the version. Those that matter are to the whole gradient, such as weight decay by hand.
+  // Writes through .data leave no trace in the version. Those that matter are to the whole gradient, such as weight
+  // decay by hand.
   if (kept && LooksZeroElsewhere(touched_, t.result)) {
     ZeroRows(touched_, t.result);
   } else {

@@ -1,4 +1,5 @@
-// EmbeddingLayer's part in the profiling step: counting, and the guard (guard.h), with G r against the sum of d r scattered by id.
+// EmbeddingLayer's part in the profiling step: counting, and the guard (guard.h), with G r against the sum of d r
+// scattered by id.
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -73,7 +74,9 @@ void EmbeddingLayer::CheckWeight(const at::Tensor& grad) {
   }
   const at::Tensor magnitude = at::from_blob(probe_scale_.data(), {count}, options);
   if (!Agree(got, expected, magnitude, Coarser(profiled_type_, grad.scalar_type()))) {
-    objection_ = AllFinite(got) && AllFinite(expected) ? "part of its gradient comes from elsewhere than embedding calls" : kNotFinite;
+    objection_ = AllFinite(got) && AllFinite(expected)
+                     ? "part of its gradient comes from elsewhere than embedding calls"
+                     : kNotFinite;
   }
 }
 

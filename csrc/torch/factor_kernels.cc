@@ -33,10 +33,14 @@ at::Tensor FactorD(const at::Tensor& gathered, const FactorLayout& layout) {
 uint64_t AllButSigns(at::ScalarType type) {
   switch (type) {
     case at::kHalf:
-    case at::kBFloat16: return 0x7fff7fff7fff7fff;
-    case at::kFloat: return 0x7fffffff7fffffff;
-    case at::kDouble: return 0x7fffffffffffffff;
-    default: return ~uint64_t{0};
+    case at::kBFloat16:
+      return 0x7fff7fff7fff7fff;
+    case at::kFloat:
+      return 0x7fffffff7fffffff;
+    case at::kDouble:
+      return 0x7fffffffffffffff;
+    default:
+      return ~uint64_t{0};
   }
 }
 
@@ -72,7 +76,8 @@ void UseThreadsOfTorch() {
   at::init_num_threads();
 }
 
-void PackRows(const at::Tensor& x, const at::Tensor& d, const FactorLayout& layout, int64_t first, at::Tensor& message) {
+void PackRows(const at::Tensor& x, const at::Tensor& d, const FactorLayout& layout, int64_t first,
+              at::Tensor& message) {
   const at::Tensor rows = message.narrow(0, first, x.size(0));
   if (!HasScales(message)) {
     FactorX(rows, layout).copy_(x);
@@ -87,7 +92,8 @@ void PackRows(const at::Tensor& x, const at::Tensor& d, const FactorLayout& layo
   }
 }
 
-void RebuildWeight(const at::Tensor& gathered, const FactorLayout& layout, double scale, bool add, at::Tensor& weight_grad) {
+void RebuildWeight(const at::Tensor& gathered, const FactorLayout& layout, double scale, bool add,
+                   at::Tensor& weight_grad) {
   if (gathered.size(0) == 0) {
     if (!add) weight_grad.zero_();
     return;
@@ -114,7 +120,8 @@ void RebuildWeight(const at::Tensor& gathered, const FactorLayout& layout, doubl
   }
 }
 
-void RebuildBias(const at::Tensor& gathered, const FactorLayout& layout, double scale, bool add, at::Tensor& bias_grad) {
+void RebuildBias(const at::Tensor& gathered, const FactorLayout& layout, double scale, bool add,
+                 at::Tensor& bias_grad) {
   const at::ScalarType sum_type = AccumulateType(bias_grad.scalar_type());
   at::Tensor d = FactorD(gathered, layout);
   const at::Tensor scales = ScalesOf(gathered, layout, /*of_x=*/false, /*of_d=*/true, sum_type);

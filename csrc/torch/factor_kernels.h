@@ -7,8 +7,8 @@
 
 namespace poseidon {
 
-// torch.set_num_threads() reaches the thread that calls it, and others only once. So the training thread notes what it said, and what
-// another thread computes after UseThreadsOfTorch() takes as many.
+// torch.set_num_threads() reaches the thread that calls it, and others only once. So the training thread notes what it
+// said, and what another thread computes after UseThreadsOfTorch() takes as many.
 void NoteThreadsOfTorch();
 void UseThreadsOfTorch();
 
@@ -17,10 +17,11 @@ void UseThreadsOfTorch();
 // alone.
 void PackRows(const at::Tensor& x, const at::Tensor& d, const FactorLayout& layout, int64_t first, at::Tensor& message);
 
-// weight_grad (M x N, contiguous) = scale * d^T x over all rows of the gathered message, or += where add. Sums in float32 (float64
-// for float64), also for 16-bit factors or gradients. One GEMM straight into the gradient; a 16-bit gradient goes through a
-// tile of a few rows.
-void RebuildWeight(const at::Tensor& gathered, const FactorLayout& layout, double scale, bool add, at::Tensor& weight_grad);
+// weight_grad (M x N, contiguous) = scale * d^T x over all rows of the gathered message, or += where add. Sums in
+// float32 (float64 for float64), also for 16-bit factors or gradients. One GEMM straight into the gradient; a 16-bit
+// gradient goes through a tile of a few rows.
+void RebuildWeight(const at::Tensor& gathered, const FactorLayout& layout, double scale, bool add,
+                   at::Tensor& weight_grad);
 
 // bias_grad (M) = scale * column sums of d, or += where add.
 void RebuildBias(const at::Tensor& gathered, const FactorLayout& layout, double scale, bool add, at::Tensor& bias_grad);

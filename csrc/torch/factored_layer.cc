@@ -15,16 +15,19 @@ namespace poseidon {
 
 namespace {
 
-// A zero gradient that is scaled stays zero, like one that is zeroed; but the one is a mistake and the other throws rows away. So one element
-// is not quite zero, too small to count in any sum. float16 has no such number.
+// A zero gradient that is scaled stays zero, like one that is zeroed; but the one is a mistake and the other throws
+// rows away. So one element is not quite zero, too small to count in any sum. float16 has no such number.
 constexpr double kMark = 1e-30;
 
 bool CanMark(const at::Tensor& gradient) {
-  return gradient.layout() == at::kStrided && gradient.is_contiguous() && gradient.numel() > 0 && gradient.scalar_type() != at::kHalf;
+  return gradient.layout() == at::kStrided && gradient.is_contiguous() && gradient.numel() > 0 &&
+         gradient.scalar_type() != at::kHalf;
 }
 
 // Behind the version counter's back.
-at::Tensor MarkedElement(const at::Tensor& gradient) { return gradient.detach().view({-1}).narrow(0, 0, 1).variable_data(); }
+at::Tensor MarkedElement(const at::Tensor& gradient) {
+  return gradient.detach().view({-1}).narrow(0, 0, 1).variable_data();
+}
 
 }  // namespace
 
@@ -41,7 +44,7 @@ void FactoredLayer::StartCapture(const Settings& settings) {
   set_mode(Mode::kCapture);
 }
 
-// ---- Profile ---------------------------------------------------------------------------------------------------------------
+// ---- Profile -------------------------------------------------------------------------------------------------------
 
 void FactoredLayer::RestartProfile() {
   profiled_rows_ = profiled_calls_ = 0;
@@ -89,7 +92,7 @@ void FactoredLayer::FillVerdict(const char* calls, TensorProfile* profile) const
   profile->sfb_allowed = profile->reason.empty();
 }
 
-// ---- The step's message ----------------------------------------------------------------------------------------------------
+// ---- The step's message --------------------------------------------------------------------------------------------
 
 void FactoredLayer::BeginAppend(int walk, bool last_pass) {
   if (walk != walk_) {
@@ -104,7 +107,8 @@ void FactoredLayer::BeginAppend(int walk, bool last_pass) {
 void FactoredLayer::Reserve(int64_t rows) {
   const int64_t needed = std::max<int64_t>(1, rows);
   if (message_.defined() && message_.size(0) >= needed) return;
-  at::Tensor larger = at::empty({std::max(needed, rows_ * 2), layout_.row_elements()}, weight_.options().dtype(wire_type()));
+  at::Tensor larger =
+      at::empty({std::max(needed, rows_ * 2), layout_.row_elements()}, weight_.options().dtype(wire_type()));
   if (rows_ > 0 && message_.defined()) {
     const int64_t kept = std::min(rows_, message_.size(0));
     larger.narrow(0, 0, kept).copy_(message_.narrow(0, 0, kept));
@@ -121,8 +125,8 @@ void FactoredLayer::EndPass(Part part, int walk) {
   if (part == kWeight) KeepWalk(walk);
   Target& t = targets_[part];
   if (!several_passes_ || !t.param.defined()) return;
-  // Between passes .grad is the only place where a user can throw the step's gradient away. So it must exist, and from its identity and
-  // content we see whether somebody else than autograd has touched it.
+  // Between passes .grad is the only place where a user can throw the step's gradient away. So it must exist, and from
+  // its identity and content we see whether somebody else than autograd has touched it.
   at::NoGradGuard no_grad;
   at::Tensor& grad = t.param.mutable_grad();
   const bool missing = !grad.defined();
@@ -156,7 +160,8 @@ FactoredLayer::Between FactoredLayer::WhatTheUserDid(Target& t) {
   if (!grad.defined() || grad.unsafeGetTensorImpl() != t.known) return Between::kDiscarded;
   // Zeros are looked at, because writes through .data or another library leave no trace in the version.
   const bool same_version = grad._version() == t.known_version;
-  if (t.mark != 0 ? t.known_zero && OnlyMark(t) : same_version && (!t.known_zero || OnlyMark(t))) return Between::kNothing;
+  if (t.mark != 0 ? t.known_zero && OnlyMark(t) : same_version && (!t.known_zero || OnlyMark(t)))
+    return Between::kNothing;
   if (t.mark != 0 && !t.known_zero && same_version) return Between::kNothing;
   if (t.mark != 0) {
     const double mark = MarkedElement(grad).item<double>();
@@ -179,8 +184,10 @@ void FactoredLayer::DropRowsTheUserDiscarded() {
   }
   throw StatusError(Status::FailedPrecondition(
       "The gradient of " + name_ + " was modified between two backward passes of one step. Its part that travels as " +
-      (kind_ == Kind::kLinear ? "sufficient factors" : "rows") + " is not in .grad yet and cannot be modified there. Modify gradients "
-      "after the last backward pass, or set schemes={'" + name_ + "': 'allreduce'}."));
+      (kind_ == Kind::kLinear ? "sufficient factors" : "rows") +
+      " is not in .grad yet and cannot be modified there. Modify gradients after the last backward pass, or set "
+      "schemes={'" +
+      name_ + "': 'allreduce'}."));
 }
 
 at::Tensor FactoredLayer::ZeroGradient(const Target& t) const {
@@ -298,7 +305,7 @@ Status FactoredLayer::FinishStep() {
   return status;
 }
 
-Status FactoredLayer::TakeResult(Target& t) { 
+Status FactoredLayer::TakeResult(Target& t) {
   const std::string name = &t == &targets_[kWeight] ? name_ : "the bias of " + name_;
   return PutGradient(t.param, name, t.local.defined(), t.result);
 }
@@ -315,34 +322,36 @@ void FactoredLayer::DropStep() {
   }
 }
 
-// ---- FactorLayer -----------------------------------------------------------------------------------------------------------
+// ---- FactorLayer ---------------------------------------------------------------------------------------------------
 
 Buffer FactoredLayer::AllocateGathered(const std::vector<int64_t>& shape) {
   const int64_t elements = shape[0] * shape[1];
   if (!gathered_storage_.defined() || gathered_storage_.numel() < elements) {
     gathered_storage_ = at::Tensor();  // before the larger one is allocated
-    gathered_storage_ = at::empty({std::max<int64_t>(1, elements)}, weight_.options().dtype(wire_type()).requires_grad(false));
+    gathered_storage_ =
+        at::empty({std::max<int64_t>(1, elements)}, weight_.options().dtype(wire_type()).requires_grad(false));
   }
   gathered_ = gathered_storage_.narrow(0, 0, elements).view(shape);
   return ToBuffer(gathered_);
 }
 
 Status FactoredLayer::PrepareExtra(Part part, bool has_extra, Buffer* wire) {
-  return Catching("Cannot send the part of the gradient of " + name_ + " that its " + parts_text() + " do not cover", [&] {
-    Target& t = targets_[part];
-    const DType dtype = ToDType(t.result.scalar_type());
-    const DType wire_dtype = AllreduceWireDType(dtype, fp16_wire_);
-    if (has_extra) {
-      at::Tensor dense = t.local.layout() == at::kStrided ? t.local : t.local.to_dense();
-      t.wire = dense.to(ToScalarType(wire_dtype)).contiguous();
-    } else if (wire_dtype == dtype) {
-      t.wire = t.result.zero_();
-    } else {
-      t.wire = at::zeros(t.param.sizes(), GradOptions(t.param).dtype(ToScalarType(wire_dtype)));
-    }
-    *wire = ToBuffer(t.wire);
-    return Status::OK();
-  });
+  return Catching("Cannot send the part of the gradient of " + name_ + " that its " + parts_text() + " do not cover",
+                  [&] {
+                    Target& t = targets_[part];
+                    const DType dtype = ToDType(t.result.scalar_type());
+                    const DType wire_dtype = AllreduceWireDType(dtype, fp16_wire_);
+                    if (has_extra) {
+                      at::Tensor dense = t.local.layout() == at::kStrided ? t.local : t.local.to_dense();
+                      t.wire = dense.to(ToScalarType(wire_dtype)).contiguous();
+                    } else if (wire_dtype == dtype) {
+                      t.wire = t.result.zero_();
+                    } else {
+                      t.wire = at::zeros(t.param.sizes(), GradOptions(t.param).dtype(ToScalarType(wire_dtype)));
+                    }
+                    *wire = ToBuffer(t.wire);
+                    return Status::OK();
+                  });
 }
 
 Status FactoredLayer::RestoreExtra(Part part) {

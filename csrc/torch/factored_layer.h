@@ -1,5 +1,6 @@
-// A weight whose gradient can travel as something smaller than itself: what is captured of it within a step, and the buffers of its
-// exchange. Two kinds: a linear weight with its bias (linear_layer.h) and an embedding table (embedding_layer.h).
+// A weight whose gradient can travel as something smaller than itself: what is captured of it within a step, and the
+// buffers of its exchange. Two kinds: a linear weight with its bias (linear_layer.h) and an embedding table
+// (embedding_layer.h).
 //
 // Everything but the counters of live nodes and FactorLayer's methods is guarded by the owning session's mutex.
 #pragma once
@@ -29,7 +30,7 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
 
   // How the plan wants it.
   struct Settings {
-    at::Tensor bias;  // undefined if there is none or another owner reduces it
+    at::Tensor bias;                          // undefined if there is none or another owner reduces it
     at::ScalarType factor_type = at::kFloat;  // as calls give them
     at::ScalarType wire_type = at::kFloat;
     // Of this rank in one message; more are reduced here and travel as an extra gradient.
@@ -54,7 +55,8 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   std::atomic<int> live_nodes{0};
   std::atomic<int> live_weight_edges{0};
   std::atomic<int> live_bias_edges{0};
-  // The gradient accumulator that has the session's hook. PyTorch makes another one when a module is converted. Any thread.
+  // The gradient accumulator that has the session's hook. PyTorch makes another one when a module is converted. Any
+  // thread.
   std::atomic<const void*> accumulator{nullptr};
 
   // ---- Step 0. The kind's own Profile() counts a call and adds to the check vector.
@@ -63,7 +65,8 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   // The step's last gradients are in place (before they are sent): compares them with what the factors give.
   virtual void CheckWeight(const at::Tensor& grad) = 0;
   virtual void CheckBias(const at::Tensor&) {}
-  // The layer's entry in the rank's profile, in any mode: a verdict once reached is kept, rows are those of the current step.
+  // The layer's entry in the rank's profile, in any mode: a verdict once reached is kept, rows are those of the current
+  // step.
   virtual void FillProfile(TensorProfile* profile) const = 0;
   // The bias that its calls use; undefined: none.
   const at::Tensor& profiled_bias() const { return mode() == Mode::kCapture ? settings_.bias : profiled_bias_; }
@@ -86,11 +89,13 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   const FactorLayout& layout() const { return layout_; }
   at::ScalarType wire_type() const { return settings_.wire_type; }
 
-  // False for factors that would lose digits in the agreed wire type, as when autocast has been switched off since step 0.
+  // False for factors that would lose digits in the agreed wire type, as when autocast has been switched off since step
+  // 0.
   bool Accepts(at::ScalarType type) const;
 
-  // The kind's own Append() adds a call's rows to this step's message: those of one node in one walk. They count once KeepWalk() says that
-  // the walk has got through, which is when PyTorch would add to .grad; rows of a walk that has failed before never do.
+  // The kind's own Append() adds a call's rows to this step's message: those of one node in one walk. They count once
+  // KeepWalk() says that the walk has got through, which is when PyTorch would add to .grad; rows of a walk that has
+  // failed before never do.
   virtual void KeepWalk(int walk) = 0;
   // Every live node of this weight has handed over its rows in that walk, so none is left that could.
   bool AllNodesRan(int walk) const { return walk == walk_ && nodes_run_ == live_nodes.load(std::memory_order_acquire); }
@@ -99,11 +104,11 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   // The hook of that part's gradient accumulator ran in that walk: a backward pass has reached it.
   void EndPass(Part part, int walk);
 
-  // Closes the message and chooses the buffers that receive the gradients. reached: a backward pass has reached the layer in this step, so
-  // that anything in .grad speaks against its factors.
+  // Closes the message and chooses the buffers that receive the gradients. reached: a backward pass has reached the
+  // layer in this step, so that anything in .grad speaks against its factors.
   Status PrepareMessage(bool reached, Buffer* message, uint32_t* flags, double* pack_seconds);
-  // Or, in a step without factors: adds what was captured to the ordinary local gradient in .grad, which exists afterwards. Also starts
-  // a new step.
+  // Or, in a step without factors: adds what was captured to the ordinary local gradient in .grad, which exists
+  // afterwards. Also starts a new step.
   Status MakeDense();
   // After the exchange: sets .grad where it was missing, and starts a new step.
   // kFailedPrecondition: the user has removed a gradient.
@@ -120,12 +125,12 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   // One gradient of the layer.
   struct Target {
     at::Tensor param;
-    at::Tensor buffer;     // kept from step to step while nobody else holds its memory; nobody else sees this very tensor
-    bool fresh = false;    // the buffer was allocated for this step
-    at::Tensor result;     // receives the gradient: over the memory of .grad itself, or of the buffer
+    at::Tensor buffer;   // kept from step to step while nobody else holds its memory; nobody else sees this very tensor
+    bool fresh = false;  // the buffer was allocated for this step
+    at::Tensor result;   // receives the gradient: over the memory of .grad itself, or of the buffer
     bool in_buffer = false;  // the latter
-    at::Tensor local;      // .grad as it was when the message was closed, over the same memory; undefined if there was none
-    at::Tensor wire;       // extra part in flight
+    at::Tensor local;  // .grad as it was when the message was closed, over the same memory; undefined if there was none
+    at::Tensor wire;   // extra part in flight
     // Several passes: .grad as autograd left it after the last one.
     const c10::TensorImpl* known = nullptr;
     int64_t known_version = -1;
@@ -155,8 +160,9 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   int64_t RowsOfThisStep(int64_t profiled, int64_t captured) const;
   // The verdict's part of an entry.
   void FillVerdict(const char* calls, TensorProfile* profile) const;
-  // More rows than one collective can take. How many rows the other ranks have is unknown, so this rank alone must get by: it
-  // puts what its rows give into .grad, and that goes the way of any gradient that they do not cover. Not without rows.
+  // More rows than one collective can take. How many rows the other ranks have is unknown, so this rank alone must get
+  // by: it puts what its rows give into .grad, and that goes the way of any gradient that they do not cover. Not
+  // without rows.
   virtual void SpillRows() = 0;
   // Writes into the first rows_ rows of message_ what Append() has not written yet; not the flags.
   virtual void CloseRows() {}
@@ -201,10 +207,10 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   Target targets_[2];
   int64_t profiled_forward_rows_ = 0;
 
-  int walk_ = -1;       // the last in which a node has run
-  int nodes_run_ = 0;   // in it
+  int walk_ = -1;      // the last in which a node has run
+  int nodes_run_ = 0;  // in it
   bool several_passes_ = false;
-  bool closed_ = false;  // this step's message is on its way
+  bool closed_ = false;          // this step's message is on its way
   at::Tensor gathered_storage_;  // kept from step to step
 };
 

@@ -20,7 +20,9 @@ class GradParts::PartSource final : public DenseSource {
   }
   bool needs_restore() const override { return whole_->source_->needs_restore(); }
   // The last one to arrive brings the whole back.
-  Status RestoreFromWire() override { return --whole_->under_way_ == 0 ? whole_->source_->RestoreFromWire() : Status::OK(); }
+  Status RestoreFromWire() override {
+    return --whole_->under_way_ == 0 ? whole_->source_->RestoreFromWire() : Status::OK();
+  }
   size_t gradients() const override { return part_ == 0 ? 1 : 0; }
 
  private:
@@ -33,6 +35,8 @@ Status GradParts::Prepare() {
   return source_->PrepareWire(&whole_);
 }
 
-std::shared_ptr<DenseSource> GradParts::Part(int part) { return std::make_shared<PartSource>(shared_from_this(), part); }
+std::shared_ptr<DenseSource> GradParts::Part(int part) {
+  return std::make_shared<PartSource>(shared_from_this(), part);
+}
 
 }  // namespace poseidon

@@ -20,11 +20,14 @@ at::ScalarType WantedType(const T& param, long) {
 
 at::ScalarType GradType(const at::Tensor& param) { return WantedType(param, 0); }
 
-at::TensorOptions GradOptions(const at::Tensor& param) { return param.options().dtype(GradType(param)).requires_grad(false); }
+at::TensorOptions GradOptions(const at::Tensor& param) {
+  return param.options().dtype(GradType(param)).requires_grad(false);
+}
 
 bool SameMemory(const at::Tensor& a, const at::Tensor& b) {
-  return a.layout() == at::kStrided && b.layout() == at::kStrided && a.scalar_type() == b.scalar_type() && a.is_alias_of(b) &&
-         a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() && a.strides() == b.strides();
+  return a.layout() == at::kStrided && b.layout() == at::kStrided && a.scalar_type() == b.scalar_type() &&
+         a.is_alias_of(b) && a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
+         a.strides() == b.strides();
 }
 
 Status PutGradient(const at::Tensor& param, const std::string& name, bool had_grad, const at::Tensor& result) {
@@ -45,9 +48,11 @@ Status PutGradient(const at::Tensor& param, const std::string& name, bool had_gr
 
 Status GradientRemoved(const std::string& name) {
   return Status::FailedPrecondition(
-      "The gradient of " + name + " was removed (.grad = None) after backward() had sent it and before step(). This rank alone would leave "
-      "its update out, and ranks would differ. To leave it out on all ranks: optimizer.synchronize(), then .grad = None, then "
-      "optimizer.step() inside `with optimizer.skip_synchronize()`. To discard the step on all ranks, call optimizer.zero_grad().");
+      "The gradient of " + name +
+      " was removed (.grad = None) after backward() had sent it and before step(). This rank alone would leave its "
+      "update out, and ranks would differ. To leave it out on all ranks: optimizer.synchronize(), then .grad = None, "
+      "then optimizer.step() inside `with optimizer.skip_synchronize()`. To discard the step on all ranks, call "
+      "optimizer.zero_grad().");
 }
 
 }  // namespace poseidon

@@ -37,7 +37,8 @@ bool GradPool::empty() const {
 
 at::Tensor GradPool::Slot(const Member& member) const {
   // Not a view in autograd's sense: whoever gets it may detach it, or write into it, as into any tensor.
-  at::Tensor slot = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(buffer_.storage()), buffer_.key_set(), buffer_.dtype());
+  at::Tensor slot =
+      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(buffer_.storage()), buffer_.key_set(), buffer_.dtype());
   slot.unsafeGetTensorImpl()->set_sizes_and_strides(member.param.sizes(), member.strides, member.offset);
   return slot;
 }

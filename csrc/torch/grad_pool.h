@@ -1,6 +1,7 @@
-// A buffer in which the gradients of several parameters lie side by side, so that one allreduce in place reduces them all. After a step the
-// parameters' .grad, the same tensors as before, lie in its memory. Where .grad still is that in the next step (zero_grad(set_to_none=False)) backward adds up
-// in the buffer itself and nothing is copied; a new .grad is copied into its slot as soon as it is complete.
+// A buffer in which the gradients of several parameters lie side by side, so that one allreduce in place reduces them
+// all. After a step the parameters' .grad, the same tensors as before, lie in its memory. Where .grad still is that in
+// the next step (zero_grad(set_to_none=False)) backward adds up in the buffer itself and nothing is copied; a new .grad
+// is copied into its slot as soon as it is complete.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -12,15 +13,17 @@
 
 namespace poseidon {
 
-// Not thread-safe: the owning session's mutex guards it, but for DenseSource's calls from the engine while an exchange is in flight.
+// Not thread-safe: the owning session's mutex guards it, but for DenseSource's calls from the engine while an exchange
+// is in flight.
 class GradPool final : public DenseSource {
  public:
-  // wire_type: of the buffer. Where it is not a gradient's own type, .grad keeps its memory and the result is copied back.
-  // names: of the parameters, for messages.
-  GradPool(std::string name, const std::vector<std::string>& names, const std::vector<at::Tensor>& params, at::ScalarType wire_type);
+  // wire_type: of the buffer. Where it is not a gradient's own type, .grad keeps its memory and the result is copied
+  // back. names: of the parameters, for messages.
+  GradPool(std::string name, const std::vector<std::string>& names, const std::vector<at::Tensor>& params,
+           at::ScalarType wire_type);
 
-  // The member's gradient is complete. Without a gradient, zeros; `visible`: they become its .grad. fresh: .grad is a tensor that autograd
-  // has just made, in memory that nobody expects it to stay in.
+  // The member's gradient is complete. Without a gradient, zeros; `visible`: they become its .grad. fresh: .grad is a
+  // tensor that autograd has just made, in memory that nobody expects it to stay in.
   Status Fill(size_t member, bool visible = true, bool fresh = false);
   bool filled(size_t member) const { return members_[member].filled; }
   bool full() const;
@@ -48,7 +51,8 @@ class GradPool final : public DenseSource {
     int64_t offset = 0;            // elements
     bool filled = false;
     bool visible = true;  // there was a .grad, or zeros became it
-    at::Tensor restore;   // .grad that cannot lie in the buffer, or whose memory others hold; a strided one over the same memory
+    at::Tensor restore;   // .grad that cannot lie in the buffer, or whose memory others hold; a strided one over the
+                          // same memory
   };
 
   bool LiesInSlot(const Member& member, const at::Tensor& grad) const;

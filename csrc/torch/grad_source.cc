@@ -31,11 +31,13 @@ Status GradSource::PrepareWire(Buffer* wire) {
       wire_ = wire_dtype == dtype ? dense.contiguous() : dense.to(ToScalarType(wire_dtype)).contiguous();
       restore_ = grad_.layout() == at::kStrided && !wire_.is_alias_of(grad_);
     }
-    copied_bytes_ = grad_.layout() == at::kStrided && wire_.is_alias_of(grad_) ? 0 : static_cast<int64_t>(wire_.nbytes());
+    copied_bytes_ =
+        grad_.layout() == at::kStrided && wire_.is_alias_of(grad_) ? 0 : static_cast<int64_t>(wire_.nbytes());
     *wire = ToBuffer(wire_);
     if (SizeOf(wire->dtype) == 0) {
-      return Status::InvalidArgument("The gradient of " + name_ + " has dtype " + c10::toString(wire_.scalar_type()) +
-                                     ", which cannot be reduced. Leave the parameter out of the optimizer or convert it.");
+      return Status::InvalidArgument(
+          "The gradient of " + name_ + " has dtype " + c10::toString(wire_.scalar_type()) +
+          ", which cannot be reduced. Leave the parameter out of the optimizer or convert it.");
     }
     return Status::OK();
   });

@@ -11,10 +11,14 @@ constexpr uint64_t kProbeSeed = 0x706f7365;
 
 double Epsilon(at::ScalarType type) {
   switch (type) {
-    case at::kHalf: return 1.0 / (1 << 10);
-    case at::kBFloat16: return 1.0 / (1 << 7);
-    case at::kDouble: return std::numeric_limits<double>::epsilon();
-    default: return std::numeric_limits<float>::epsilon();
+    case at::kHalf:
+      return 1.0 / (1 << 10);
+    case at::kBFloat16:
+      return 1.0 / (1 << 7);
+    case at::kDouble:
+      return std::numeric_limits<double>::epsilon();
+    default:
+      return std::numeric_limits<float>::epsilon();
   }
 }
 

@@ -23,8 +23,8 @@ constexpr int64_t kElementsPerTask = 1 << 15;
 // Returns the exponent of the row. `from` and `to` have unit stride.
 using RowWriter = int (*)(const float* from, int64_t elements, at::Half* to);
 
-// Magnitudes are ordered as their bits are, infinity and NaN on top. The maximum of integers vectorises; that of floats,
-// where NaN counts, does not.
+// Magnitudes are ordered as their bits are, infinity and NaN on top. The maximum of integers vectorises; that of
+// floats, where NaN counts, does not.
 inline float LargestMagnitude(const float* row, int64_t elements) {
   int32_t largest = 0;
   for (int64_t i = 0; i < elements; ++i) {
@@ -48,8 +48,7 @@ int WriteRow(const float* from, int64_t elements, at::Half* to) {
 #ifdef POSEIDON_WITH_AVX2
 // The package is built for any x86-64, which takes a dozen instructions per element for the conversion. Every processor
 // with AVX2 takes one for eight.
-__attribute__((target("avx2,f16c")))
-int WriteRowAvx2(const float* from, int64_t elements, at::Half* to) {
+__attribute__((target("avx2,f16c"))) int WriteRowAvx2(const float* from, int64_t elements, at::Half* to) {
   const int exponent = ScaleExponent(LargestMagnitude(from, elements));
   const float factor = std::ldexp(1.0f, -exponent);
   const __m256 factors = _mm256_set1_ps(factor);
@@ -80,8 +79,8 @@ std::vector<int> WriteHalfRows(const at::Tensor& from, const at::Tensor& to) {
   }
   at::Tensor wide = from.to(at::kFloat);
   if (wide.stride(1) != 1) wide = wide.contiguous();
-  // An iteration over the beginnings of the rows, because that runs on PyTorch's threads. at::parallel_for() does so only in
-  // sources that are compiled with OpenMP.
+  // An iteration over the beginnings of the rows, because that runs on PyTorch's threads. at::parallel_for() does so
+  // only in sources that are compiled with OpenMP.
   const at::Tensor of_rows = at::from_blob(exponents.data(), {from.size(0)}, at::dtype(at::kInt));
   at::TensorIterator rows = at::TensorIteratorConfig()
                                 .set_check_mem_overlap(false)

@@ -20,8 +20,8 @@ namespace {
 
 namespace ag = torch::autograd;
 
-// Saves what PyTorch's own linear saves, when it saves it: x for the weight's gradient, and for x's gradient the weight's memory of that
-// moment, whatever .data is assigned later.
+// Saves what PyTorch's own linear saves, when it saves it: x for the weight's gradient, and for x's gradient the
+// weight's memory of that moment, whatever .data is assigned later.
 class LinearBackward final : public CaptureNode {
  public:
   LinearBackward(Registration registration, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
@@ -84,7 +84,8 @@ class LinearBackward final : public CaptureNode {
   }
 
  private:
-  // Hands the factors to the owner. What it takes is wanted no more. Before the GEMM of x's gradient: factors travel while it runs.
+  // Hands the factors to the owner. What it takes is wanted no more. Before the GEMM of x's gradient: factors travel
+  // while it runs.
   void Offer(const at::Tensor& x, const at::Tensor& d, bool* want_weight, bool* want_bias) {
     const auto owner = this->owner();
     if (!owner) return;
@@ -129,13 +130,15 @@ at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const std::opti
   if (!weight_leaf.defined()) return ordinary();
   const at::Tensor bias_tensor = bias.value_or(at::Tensor());
   // Who watches comes first: sizes may be symbols.
-  if (SomebodyWatches() || !IsPlain(x) || !IsPlain(weight) || (bias_tensor.defined() && !IsPlain(bias_tensor))) return ordinary();
+  if (SomebodyWatches() || !IsPlain(x) || !IsPlain(weight) || (bias_tensor.defined() && !IsPlain(bias_tensor)))
+    return ordinary();
   if (weight.dim() != 2 || x.dim() < 1 || x.size(-1) != weight.size(1)) return ordinary();
   const int64_t rows = x.numel() / std::max<int64_t>(1, weight.size(1));
   std::optional<Registration> registration = FindLayer(FactoredLayer::Kind::kLinear, weight_leaf, rows);
   // Hooks are looked for in backward: they may come and go until then, and a recomputed forward must be like the first.
   if (!registration || x.scalar_type() != weight.scalar_type()) return ordinary();
-  NodePtr node = MakeNode<LinearBackward>(*std::move(registration), x, weight, bias_tensor, weight_leaf, LeafOf(bias_tensor));
+  NodePtr node =
+      MakeNode<LinearBackward>(*std::move(registration), x, weight, bias_tensor, weight_leaf, LeafOf(bias_tensor));
   node->set_next_edges(ag::collect_next_edges(x, weight, bias_tensor));
   at::Tensor y;
   {

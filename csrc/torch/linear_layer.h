@@ -42,10 +42,10 @@ class LinearLayer final : public FactoredLayer {
   };
   std::vector<Call> calls_;
 
-  at::Tensor probe_;        // random r (N)
-  at::Tensor probe_sum_;    // sum of d^T (x r) (M)
-  at::Tensor probe_scale_;  // sum of |d|^T |x r|: what cancellation is measured against
-  at::Tensor bias_sum_;     // column sums of d
+  at::Tensor probe_;           // random r (N)
+  at::Tensor probe_sum_;       // sum of d^T (x r) (M)
+  at::Tensor probe_scale_;     // sum of |d|^T |x r|: what cancellation is measured against
+  at::Tensor bias_sum_;        // column sums of d
   bool bias_differs_ = false;  // between calls, or its gradient comes from elsewhere too
 };
 

@@ -51,7 +51,8 @@ void LinearLayer::CheckWeight(const at::Tensor& grad) {
   // The coarser of the two roundings: under autocast the factors have 16 bits and the gradient 32.
   const at::ScalarType type = Coarser(profiled_type_, grad.scalar_type());
   if (!Agree(got, probe_sum_, probe_scale_, type)) {
-    objection_ = AllFinite(got) && AllFinite(probe_sum_) ? "part of its gradient comes from elsewhere than linear calls" : kNotFinite;
+    objection_ = AllFinite(got) && AllFinite(probe_sum_) ? "part of its gradient comes from elsewhere than linear calls"
+                                                         : kNotFinite;
   }
 }
 

@@ -13,7 +13,8 @@ namespace {
 std::mutex mutex;
 
 std::unordered_map<const c10::TensorImpl*, const Session*>& Owners() {
-  static auto* owners = new std::unordered_map<const c10::TensorImpl*, const Session*>();  // sessions may end after static objects
+  static auto* owners =
+      new std::unordered_map<const c10::TensorImpl*, const Session*>();  // sessions may end after static objects
   return *owners;
 }
 
@@ -31,7 +32,8 @@ bool OwnParameter(const at::Tensor& param, const Session* session) {
 
 void ReleaseParameters(const Session* session) {
   std::lock_guard<std::mutex> lock(mutex);
-  for (auto it = Owners().begin(); it != Owners().end();) it = it->second == session ? Owners().erase(it) : std::next(it);
+  for (auto it = Owners().begin(); it != Owners().end();)
+    it = it->second == session ? Owners().erase(it) : std::next(it);
 }
 
 void NameSession(const Session* session, const std::string& description) {

@@ -22,18 +22,21 @@ namespace ag = torch::autograd;
 // Horovod's words, and what it leaves out.
 Status TooManyPasses(const std::string& name) {
   return Status::Assertion(
-      "Gradients were computed more than backward_passes_per_step times before call to step(). Increase backward_passes_per_step to "
-      "accumulate gradients locally. (Of " + name + ". A layer that is called more than once inside torch.utils.checkpoint needs "
-      "use_reentrant=False.)");
+      "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+      "backward_passes_per_step to accumulate gradients locally. (Of " +
+      name + ". A layer that is called more than once inside torch.utils.checkpoint needs use_reentrant=False.)");
 }
 
 Status CameTooLate(const std::string& name) {
-  return Status::Assertion("The gradient of " + name + " came after this rank had told the others that it has none in this step: backward() had left "
-                           "it out where earlier steps had it, and then a collective of the script's own waited for ranks that wait for that "
-                           "gradient. Run the collective after the step's last backward(), or set reduce_in=\"step\".");
+  return Status::Assertion(
+      "The gradient of " + name +
+      " came after this rank had told the others that it has none in this step: backward() had left it out where "
+      "earlier steps had it, and then a collective of the script's own waited for ranks that wait for that gradient. "
+      "Run the collective after the step's last backward(), or set reduce_in=\"step\".");
 }
 
-// Runs after every execution of a parameter's gradient accumulator, also when the gradient is undefined because it was captured.
+// Runs after every execution of a parameter's gradient accumulator, also when the gradient is undefined because it was
+// captured.
 class AccumulatorHook final : public ag::FunctionPostHook, public OwnHook {
  public:
   AccumulatorHook(std::weak_ptr<Session> session, int index) : session_(std::move(session)), index_(index) {}
@@ -45,8 +48,8 @@ class AccumulatorHook final : public ag::FunctionPostHook, public OwnHook {
   // Compiled autograd asks this before it traces. No `override`: the signature has changed between PyTorch's versions.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const {
     TORCH_CHECK_NOT_IMPLEMENTED(false,
-                                "poseidon_hvd does not support compiled autograd. Compile the model with torch.compile and leave "
-                                "compiled autograd off, or use horovod.torch's DistributedOptimizer.");
+                                "poseidon_hvd does not support compiled autograd. Compile the model with torch.compile "
+                                "and leave compiled autograd off, or use horovod.torch's DistributedOptimizer.");
   }
 
  private:
@@ -118,7 +121,8 @@ std::shared_ptr<LinearLayer> Session::NewLayer(const Parameter& p) const {
 }
 
 std::shared_ptr<EmbeddingLayer> Session::NewTable(const Parameter& p) const {
-  return std::make_shared<EmbeddingLayer>(p.name, p.tensor, options_.compression == CompressionKind::kFp16, FactorScale());
+  return std::make_shared<EmbeddingLayer>(p.name, p.tensor, options_.compression == CompressionKind::kFp16,
+                                          FactorScale());
 }
 
 Session::~Session() {
@@ -144,7 +148,7 @@ void Session::Attach() {
     if (p.layer) p.layer->accumulator = p.accumulator.get();
     if (p.table) p.table->accumulator = p.accumulator.get();
     p.everywhere = p.everywhere || met_;  // unfrozen: on all ranks, until a plan knows better
-    if (!p.active && p.layer) {  // also when unfrozen later: profiled until the next plan
+    if (!p.active && p.layer) {           // also when unfrozen later: profiled until the next plan
       EnableCapture();
       for (const std::shared_ptr<FactoredLayer>& candidate : {p.layer, std::shared_ptr<FactoredLayer>(p.table)}) {
         if (!candidate) continue;
@@ -157,7 +161,7 @@ void Session::Attach() {
   ChooseEager();
 }
 
-// ---- Hooks -----------------------------------------------------------------------------------------------------------------
+// ---- Hooks ---------------------------------------------------------------------------------------------------------
 
 void Session::OnProfiled(LinearLayer& layer, const at::Tensor& x, const at::Tensor& d, const at::Tensor& bias) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -210,10 +214,10 @@ bool Session::Capture(FactoredLayer& layer, at::ScalarType type, const std::func
   return true;
 }
 
-// In the last pass, with all rows of this layer's calls at hand: may something else in this walk still add to the weight or the bias?
-// Whatever could holds a reference to their gradient accumulator. So do we, and each live node of ours; when that explains all
-// references there is nothing else. More references than accounts, or nodes that this walk does not reach, only delay the send until the
-// accumulator's own hook.
+// In the last pass, with all rows of this layer's calls at hand: may something else in this walk still add to the
+// weight or the bias? Whatever could holds a reference to their gradient accumulator. So do we, and each live node of
+// ours; when that explains all references there is nothing else. More references than accounts, or nodes that this walk
+// does not reach, only delay the send until the accumulator's own hook.
 bool Session::NothingElseCanAdd(const Factored& factored) const {
   const Parameter& weight = parameters_[factored.weight];
   const FactoredLayer& layer = *weight.layer;
@@ -230,10 +234,12 @@ void Session::OnAccumulated(int index, const at::Tensor& incoming) {
   Parameter& p = parameters_[index];
   const at::Tensor& grad = p.tensor.grad();
   if (grad.defined() && grad.requires_grad()) {
-    throw StatusError(Status::Assertion("The gradient of " + p.name + " requires a gradient itself (backward with create_graph=True), "
-                                        "so it cannot be reduced in place. Use torch.autograd.grad for the inner gradient."));
+    throw StatusError(Status::Assertion("The gradient of " + p.name +
+                                        " requires a gradient itself (backward with create_graph=True), so it cannot "
+                                        "be reduced in place. Use torch.autograd.grad for the inner gradient."));
   }
-  const bool fresh = incoming.defined() && grad.defined() && !grad.is_sparse() && !incoming.is_sparse() && incoming.is_alias_of(grad);
+  const bool fresh =
+      incoming.defined() && grad.defined() && !grad.is_sparse() && !incoming.is_sparse() && incoming.is_alias_of(grad);
   if (p.collected && fresh) DiscardLocked();  // the user has cleared the gradients
   if (p.sent_without) throw StatusError(CameTooLate(p.name));
   const PassCounter::Event event = p.counter.OnPass();
@@ -260,7 +266,7 @@ void Session::OnAccumulated(int index, const at::Tensor& incoming) {
   NoteProgress();
 }
 
-// ---- Sending ---------------------------------------------------------------------------------------------------------------
+// ---- Sending -------------------------------------------------------------------------------------------------------
 
 Session::Factored* Session::FactoredOf(const Parameter& parameter) {
   if (parameter.layer_weight < 0) return nullptr;
@@ -271,8 +277,9 @@ Session::Factored* Session::FactoredOf(const Parameter& parameter) {
 
 std::shared_ptr<GradSource> Session::NewSource(const Parameter& p) const {
   const int index = static_cast<int>(&p - parameters_.data());
-  return std::make_shared<GradSource>(p.name, p.tensor, options_.compression,
-                                      [compress = options_.compress, index](const at::Tensor& grad) { return compress(index, grad); });
+  return std::make_shared<GradSource>(
+      p.name, p.tensor, options_.compression,
+      [compress = options_.compress, index](const at::Tensor& grad) { return compress(index, grad); });
 }
 
 void Session::ThrowIfFailed(const Status& status) const {
@@ -280,8 +287,9 @@ void Session::ThrowIfFailed(const Status& status) const {
   std::string message = "[rank " + std::to_string(options_.rank) + "] " + status.message();
   const bool peer_may_have_gone = status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kAborted;
   if (peer_may_have_gone && !factored_.empty()) {
-    message += " (If a rank has called hvd.join() while others still train: Horovod's join covers no allgather. Give DistributedOptimizer "
-               "uneven_steps=True, or set POSEIDON_UNEVEN_STEPS=1.)";
+    message +=
+        " (If a rank has called hvd.join() while others still train: Horovod's join covers no allgather. Give "
+        "DistributedOptimizer uneven_steps=True, or set POSEIDON_UNEVEN_STEPS=1.)";
   }
   throw StatusError(Status(status.code(), message));
 }
@@ -298,8 +306,8 @@ void Session::SendDense(Parameter& p) {
     if (left_in_flight) p.source = NewSource(p);  // by Reset: its buffers stay its own
     p.exchange_type = type;
     const std::string name = WireName("allreduce", p.name);
-    p.exchange = std::make_shared<DenseExchange>(name, std::vector<DenseExchange::Member>{{name, p.source}}, ReductionOf(p),
-                                                 options_.process_set, options_.size);
+    p.exchange = std::make_shared<DenseExchange>(name, std::vector<DenseExchange::Member>{{name, p.source}},
+                                                 ReductionOf(p), options_.process_set, options_.size);
   }
   Submit(p.exchange, {static_cast<int>(&p - parameters_.data())});
   p.counter.MarkSent();
@@ -358,8 +366,9 @@ bool Session::SendFactors(Factored& factored) {
 
 std::vector<int> Session::Flush() {
   if (InForkedChild()) {
-    ThrowIfError(Status::FailedPrecondition("This is a forked child process, in which Horovod does not run: its gradients stay its own. "
-                                            "Step the optimizer that was wrapped, or spawn the process instead."));
+    ThrowIfError(
+        Status::FailedPrecondition("This is a forked child process, in which Horovod does not run: its gradients stay "
+                                   "its own. Step the optimizer that was wrapped, or spawn the process instead."));
   }
   std::unique_lock<std::mutex> lock(mutex_);
   Attach();
@@ -375,14 +384,15 @@ std::vector<int> Session::Flush() {
   for (Parameter& p : parameters_) {
     if (p.hooked && p.active && !p.counter.sent()) RunHook(p, &lock);
   }
-  // A first plan comes before what has not been sent, because it tells what is sparse. Later ones come in Finish(), when all has been sent,
-  // because other ranks may wait for that within backward().
+  // A first plan comes before what has not been sent, because it tells what is sparse. Later ones come in Finish(),
+  // when all has been sent, because other ranks may wait for that within backward().
   MeetFirst();
   if (!planned_) AgreeIfDue();
   return SendRest(/*all=*/true);
 }
 
-// What has not been sent: zeros, or no rows, for what got no gradient. Of all parameters, or of eager ones. Returns those that the caller sends.
+// What has not been sent: zeros, or no rows, for what got no gradient. Of all parameters, or of eager ones. Returns
+// those that the caller sends.
 std::vector<int> Session::SendRest(bool all) {
   std::vector<int> sparse;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -416,7 +426,7 @@ void Session::AgreeIfDue() {
   ThrowIfFailed(agreed);
 }
 
-// ---- End of a step ---------------------------------------------------------------------------------------------------------
+// ---- End of a step -------------------------------------------------------------------------------------------------
 
 Session::Compressed Session::Finish() {
   std::unique_lock<std::mutex> lock(mutex_);
@@ -441,12 +451,13 @@ Session::Compressed Session::Finish() {
   // All ranks read the same flags, so all of them stop here or none.
   for (int weight : flagged) {
     if (parameters_[weight].layer_weight < 0) continue;  // a new plan has just made it dense
-    StopFactored(weight, std::string("part of its gradient came from elsewhere than ") + parameters_[weight].layer->calls_text() +
-                             " in step " + std::to_string(stats_.steps - 1));
+    StopFactored(weight, std::string("part of its gradient came from elsewhere than ") +
+                             parameters_[weight].layer->calls_text() + " in step " + std::to_string(stats_.steps - 1));
   }
   LookAgain();
   ChooseEager();
-  some_are_frozen_ = some_are_frozen_ && std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return !p.active; });
+  some_are_frozen_ = some_are_frozen_ &&
+                     std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return !p.active; });
   if (!error.ok()) ThrowIfFailed(error);
   return compressed;
 }
@@ -492,8 +503,8 @@ void Session::AbandonStep() {
 
 void Session::Reset() {
   std::lock_guard<std::mutex> lock(mutex_);
-  // What is under way on all ranks ends by itself, and then its names are free again. After a failure it ends too, by Horovod's
-  // shutdown. Whatever does not end in time is left to its exchange.
+  // What is under way on all ranks ends by itself, and then its names are free again. After a failure it ends too, by
+  // Horovod's shutdown. Whatever does not end in time is left to its exchange.
   constexpr double kPatienceSeconds = 5;
   std::vector<std::shared_ptr<Exchange>> exchanges;
   for (const InFlight& each : in_flight_) exchanges.push_back(each.exchange);
@@ -524,7 +535,7 @@ void Session::NoteJoin() {
   RestartPlanClock();
 }
 
-// ---- Views -----------------------------------------------------------------------------------------------------------------
+// ---- Views ---------------------------------------------------------------------------------------------------------
 
 std::vector<int> Session::TouchedParameters() const {
   std::lock_guard<std::mutex> lock(mutex_);

@@ -47,39 +47,43 @@ struct SessionOptions {
   int size = 1;
   std::string tag;  // makes wire names unique per optimizer
   Policy policy = Policy::kBytes;
-  std::vector<SchemeOverride> overrides;  // one per parameter
+  std::vector<SchemeOverride> overrides;                   // one per parameter
   int64_t max_gathered_elements = kMaxCollectiveElements;  // of one allgather, all ranks together
-  std::string settings;                   // what must be equal on all ranks, one "key=value" per line
-  NetworkModel network;                   // for what goes by time; measured if not known
+  std::string settings;                                    // what must be equal on all ranks, one "key=value" per line
+  NetworkModel network;                                    // for what goes by time; measured if not known
   DenseSettings dense;
-  double gather_memory_bytes = 2e9;       // TimeChoiceSettings
-  bool uneven_steps = false;              // ranks may call hvd.join() while others go on
-  bool reduce_in_backward = true;         // backward() returns reduced gradients (session_reduce.cc)
-  // Where reducing needs Python (sparse gradients, its compressors, hooks after reduction): calls BeginReduce() and Collect().
+  double gather_memory_bytes = 2e9;  // TimeChoiceSettings
+  bool uneven_steps = false;         // ranks may call hvd.join() while others go on
+  bool reduce_in_backward = true;    // backward() returns reduced gradients (session_reduce.cc)
+  // Where reducing needs Python (sparse gradients, its compressors, hooks after reduction): calls BeginReduce() and
+  // Collect().
   std::function<void()> reduce;
-  // A hook of the user's own, called with a complete local gradient before it is sent; it may change it in place. Python code.
+  // A hook of the user's own, called with a complete local gradient before it is sent; it may change it in place.
+  // Python code.
   std::function<void(int, const at::Tensor&)> before;
   std::vector<bool> hooked;  // by parameter: `before` is called for it, so it is not factored. Empty: for none
 };
 
-// Hooks call in on autograd's threads; everything else is called by the training thread. No method needs Python's lock, and
-// those that block must be called without it.
+// Hooks call in on autograd's threads; everything else is called by the training thread. No method needs Python's lock,
+// and those that block must be called without it.
 class Session final : public CaptureOwner, public std::enable_shared_from_this<Session> {
  public:
   static std::shared_ptr<Session> Create(std::shared_ptr<Engine> engine, SessionOptions options);
   ~Session() override;
 
-  // Enqueues everything that has not been sent: zeros, or no rows, for what got no gradient. In step 0 also agrees on the plan.
-  // Returns the parameters whose sparse gradients the caller must exchange now, the same list on all ranks.
+  // Enqueues everything that has not been sent: zeros, or no rows, for what got no gradient. In step 0 also agrees on
+  // the plan. Returns the parameters whose sparse gradients the caller must exchange now, the same list on all ranks.
   std::vector<int> Flush();
 
   using Compressed = std::vector<std::pair<int, at::Tensor>>;
-  // Waits for everything, sets gradients, and starts a new step. On failure the step is dropped and the error thrown. Returns
-  // the parameters whose gradients are to be decompressed by the caller (CompressionKind::kPython), with what was received.
+  // Waits for everything, sets gradients, and starts a new step. On failure the step is dropped and the error thrown.
+  // Returns the parameters whose gradients are to be decompressed by the caller (CompressionKind::kPython), with what
+  // was received.
   Compressed Finish();
 
-  // ---- At the end of the outermost backward() in which this rank has sent its last gradient that all ranks send (session_reduce.cc).
-  // Nothing if it is not that one; else the parameters whose sparse gradients the caller must exchange now, the same on all ranks.
+  // ---- At the end of the outermost backward() in which this rank has sent its last gradient that all ranks send
+  // (session_reduce.cc). Nothing if it is not that one; else the parameters whose sparse gradients the caller must
+  // exchange now, the same on all ranks.
   std::optional<std::vector<int>> BeginReduce();
   // Waits for those gradients and sets them. The step goes on; what is left comes with Flush() and Finish().
   Compressed Collect();
@@ -88,7 +92,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   // Whether `reduce` must be called though no gradient needs it: for hooks after reduction.
   void SetHooksAfter(bool any);
 
-  // Forgets the step in progress (load_state_dict; elastic recovery relies on it). Waits a little for what is in flight.
+  // Forgets the step in progress (load_state_dict; elastic recovery relies on it). Waits a little for what is in
+  // flight.
   void Reset();
 
   void SetPassesPerStep(int passes);
@@ -123,7 +128,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   void OnDeclined(FactoredLayer& layer) override;
   void OnUnattached() override;
 
-  // The hook on the gradient accumulator of parameter `index`; incoming: the gradient that was added to .grad, or became it.
+  // The hook on the gradient accumulator of parameter `index`; incoming: the gradient that was added to .grad, or
+  // became it.
   void OnAccumulated(int index, const at::Tensor& incoming);
   // A callback of autograd at the end of a walk, and a hook in a walk that had another one inside.
   void OnWalkEnd();
@@ -133,35 +139,36 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   struct Parameter {
     at::Tensor tensor;
     std::string name;
-    NodePtr accumulator;     // keeps the hook alive; null while the parameter wants no gradient
+    NodePtr accumulator;  // keeps the hook alive; null while the parameter wants no gradient
     uintptr_t hook_key = 0;
-    bool active = false;     // has wanted a gradient at some time: takes part in every step from then on
+    bool active = false;  // has wanted a gradient at some time: takes part in every step from then on
     PassCounter counter{1};
     std::shared_ptr<GradSource> source;
     std::shared_ptr<DenseExchange> exchange;
     at::ScalarType exchange_type = at::kFloat;  // that it sends
-    std::shared_ptr<FactoredLayer> layer;  // of a matrix: candidate linear weight, or what the plan captures
-    std::shared_ptr<EmbeddingLayer> table;  // of a matrix, until it is known what it is: candidate embedding table
-    int layer_weight = -1;   // index of the weight whose SFB or row-sparse exchange carries this gradient (itself, or for its bias)
+    std::shared_ptr<FactoredLayer> layer;       // of a matrix: candidate linear weight, or what the plan captures
+    std::shared_ptr<EmbeddingLayer> table;      // of a matrix, until it is known what it is: candidate embedding table
+    int layer_weight =
+        -1;  // index of the weight whose SFB or row-sparse exchange carries this gradient (itself, or for its bias)
     int group = -1;
-    int slice = -1;          // of the plan's layout, and its place in it
+    int slice = -1;  // of the plan's layout, and its place in it
     int slot = -1;
     std::shared_ptr<GradParts> parted;  // the layout sends it in parts
     std::vector<int> parts;             // indices into parts_
-    bool sparse = false;     // agreed: some rank has sparse gradients for it
-    bool sparse_now = false; // this rank has one in this step
-    bool own = true;         // no other optimizer had it before
-    bool hooked = false;     // agreed: the user's hook looks at its gradient before it is sent
-    bool hook_ran = false;   // in this step
-    bool everywhere = false; // agreed: every rank completed its gradient in backward when that was looked at last
-    bool eager = false;      // so did all that travel with it: backward() may wait for it without waiting in a circle
-    bool collected = false;  // in this step: reduced and in place
-    bool sent_without = false;  // in this step: NoteWait() sent that there is none
-    int refusals = 0;        // agreed: how often its factors were looked at in vain, or given up
-    int64_t retry_plan = 0;  // agreed: the number of the plan for which they are looked at again
-    int order = -1;                      // this step: which of the complete gradients it was
-    double ready_seconds = -1;           // this step: gradient complete, or factors sent; from the step's beginning
-    std::vector<double> ready_history;   // of the last steps, as if everything were dense
+    bool sparse = false;                // agreed: some rank has sparse gradients for it
+    bool sparse_now = false;            // this rank has one in this step
+    bool own = true;                    // no other optimizer had it before
+    bool hooked = false;                // agreed: the user's hook looks at its gradient before it is sent
+    bool hook_ran = false;              // in this step
+    bool everywhere = false;  // agreed: every rank completed its gradient in backward when that was looked at last
+    bool eager = false;       // so did all that travel with it: backward() may wait for it without waiting in a circle
+    bool collected = false;   // in this step: reduced and in place
+    bool sent_without = false;          // in this step: NoteWait() sent that there is none
+    int refusals = 0;                   // agreed: how often its factors were looked at in vain, or given up
+    int64_t retry_plan = 0;             // agreed: the number of the plan for which they are looked at again
+    int order = -1;                     // this step: which of the complete gradients it was
+    double ready_seconds = -1;          // this step: gradient complete, or factors sent; from the step's beginning
+    std::vector<double> ready_history;  // of the last steps, as if everything were dense
   };
   // SFB of one layer, or row-sparse of one table.
   struct Factored {
@@ -316,22 +323,22 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   std::shared_ptr<OrderedSender> sender_;  // of parts_
   int complete_ = 0;                       // gradients, in this step
   std::vector<Factored> factored_;
-  std::vector<std::shared_ptr<FactoredLayer>> profiled_;  // the layers that are looked at in this step
-  std::vector<InFlight> in_flight_;          // and not collected
+  std::vector<std::shared_ptr<FactoredLayer>> profiled_;    // the layers that are looked at in this step
+  std::vector<InFlight> in_flight_;                         // and not collected
   std::vector<std::pair<NodePtr, uintptr_t>> outer_hooks_;  // in walks around one that has completed the step
-  int callback_walk_ = -1;                   // for whose end a callback is queued
-  int eager_count_ = 0;                      // parameters that are eager, and how many of them are complete in this step
+  int callback_walk_ = -1;                                  // for whose end a callback is queued
+  int eager_count_ = 0;  // parameters that are eager, and how many of them are complete in this step
   int settled_ = 0;
-  int walks_ = 0;                            // of this step, that completed gradients; the last of them; and of the last step that had any
+  int walks_ = 0;  // of this step, that completed gradients; the last of them; and of the last step that had any
   int last_walk_ = -1;
   int usual_walks_ = 0;
-  bool met_ = false;                         // the ranks have compared their parameters, in step 0
-  bool tried_to_meet_ = false;               // in this step
-  bool attached_ = false;                    // in this step
-  bool some_are_frozen_ = false;             // agreed: not all parameters have wanted a gradient yet, so more may
-  bool asked_who_wants_ = false;             // in this step
+  bool met_ = false;              // the ranks have compared their parameters, in step 0
+  bool tried_to_meet_ = false;    // in this step
+  bool attached_ = false;         // in this step
+  bool some_are_frozen_ = false;  // agreed: not all parameters have wanted a gradient yet, so more may
+  bool asked_who_wants_ = false;  // in this step
   std::shared_ptr<Census> who_wants_;
-  bool timeline_recorded_ = false;           // in this step
+  bool timeline_recorded_ = false;  // in this step
   bool hooks_after_ = false;
   Status gradient_error_;                    // of this step: of what could not be put into place
   double idle_seconds_ = 0;                  // in this step, between backward() and synchronize()
@@ -343,26 +350,26 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   Plan next_plan_;                // agreed in this step, in force from the next
   MergedProfile merged_profile_;  // what it was made from
   bool adopt_next_plan_ = false;
-  int64_t plan_clock_ = 0;        // steps, the same number on all ranks: since the last join()
-  int64_t next_plan_at_ = 0;      // on that clock
-  int64_t steps_under_plan_ = 0;  // that were timed since it was looked at last
+  int64_t plan_clock_ = 0;         // steps, the same number on all ranks: since the last join()
+  int64_t next_plan_at_ = 0;       // on that clock
+  int64_t steps_under_plan_ = 0;   // that were timed since it was looked at last
   bool first_under_plan_ = false;  // the next step is the first with its schemes or slices
-  int64_t plans_ = 0;             // made so far, the same number on all ranks
-  int plan_changes_ = 0;          // after trials, the same number on all ranks
-  int steps_of_other_rows_ = 0;   // in a row, in which some factored layer had far other rows than the plan expects
+  int64_t plans_ = 0;              // made so far, the same number on all ranks
+  int plan_changes_ = 0;           // after trials, the same number on all ranks
+  int steps_of_other_rows_ = 0;    // in a row, in which some factored layer had far other rows than the plan expects
 
   Clock::time_point step_began_ = Clock::now();
   Clock::time_point finished_ = Clock::now();  // the last synchronize()
   double update_seconds_ = 0;                  // of the last optimizer step
   std::vector<double> compute_history_;        // as ready_history, for the whole step
   double first_step_seconds_ = 0;              // of step 0, without the agreement at its end
-  Clock::time_point flushed_;                  // backward was over: the last synchronize() began, or what backward() does of it
-  Clock::time_point last_done_;                // step 0: the end of the last exchange that began before
-  std::vector<double> step_history_;           // of the last steps under the plan in force, synchronize() included
+  Clock::time_point flushed_;         // backward was over: the last synchronize() began, or what backward() does of it
+  Clock::time_point last_done_;       // step 0: the end of the last exchange that began before
+  std::vector<double> step_history_;  // of the last steps under the plan in force, synchronize() included
   NetworkModel network_;
   ComputeCalibration calibration_;
-  std::vector<LayerCost> my_costs_;            // per parameter, as this rank measured them
-  TimeInputs time_inputs_;                     // agreed
+  std::vector<LayerCost> my_costs_;  // per parameter, as this rank measured them
+  TimeInputs time_inputs_;           // agreed
   SessionStats stats_;
   std::vector<std::string> warnings_;
 };

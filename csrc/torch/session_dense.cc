@@ -1,4 +1,5 @@
-// Session's gradients that are allreduced: in slices as the plan lays them out (core/dense_layout.h), or one by one for Horovod to put together.
+// Session's gradients that are allreduced: in slices as the plan lays them out (core/dense_layout.h), or one by one for
+// Horovod to put together.
 #include <algorithm>
 #include <utility>
 
@@ -28,8 +29,8 @@ bool Session::GoesByTime() const {
 }
 
 bool Session::MayShare(const Parameter& p) const {
-  return p.group < 0 && !p.sparse && options_.compression != CompressionKind::kPython && at::isFloatingType(p.tensor.scalar_type()) &&
-         p.tensor.numel() > 0;
+  return p.group < 0 && !p.sparse && options_.compression != CompressionKind::kPython &&
+         at::isFloatingType(p.tensor.scalar_type()) && p.tensor.numel() > 0;
 }
 
 at::ScalarType Session::DenseWireType(const Parameter& p) const {
@@ -40,9 +41,11 @@ void Session::LayOutSlices(const SelectorSettings& settings, Plan* plan) {
   plan->dense_method = options_.dense.method;
   std::vector<bool> may_share;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    // A gradient that some rank does not complete in backward would keep those that share its message from being reduced there.
+    // A gradient that some rank does not complete in backward would keep those that share its message from being
+    // reduced there.
     const MergedTensor& merged = merged_profile_.tensors[i];
-    may_share.push_back(MayShare(parameters_[i]) && !merged.sparse && (merged.everywhere || !options_.reduce_in_backward));
+    may_share.push_back(MayShare(parameters_[i]) && !merged.sparse &&
+                        (merged.everywhere || !options_.reduce_in_backward));
   }
   plan->slices = ChooseLayout(merged_profile_, plan->decisions, may_share, settings, options_.dense,
                               GoesByTime() ? &time_inputs_ : nullptr, &plan->prediction);
@@ -51,11 +54,13 @@ void Session::LayOutSlices(const SelectorSettings& settings, Plan* plan) {
 // From the plan in force.
 void Session::MakeSlices() {
   for (Parameter& p : parameters_) {
-    const auto in_flight = [](const auto& exchange) { return exchange && exchange->state() == Exchange::State::kInFlight; };
+    const auto in_flight = [](const auto& exchange) {
+      return exchange && exchange->state() == Exchange::State::kInFlight;
+    };
     bool source_in_use = in_flight(p.exchange);
     for (int position : p.parts) source_in_use = source_in_use || in_flight(parts_[position].exchange);
     if (source_in_use) p.source = NewSource(p);  // left in flight by Reset: its buffers stay its own
-    p.exchange = nullptr;  // it has the factor that the old layout gave it
+    p.exchange = nullptr;                        // it has the factor that the old layout gave it
     p.slice = p.slot = -1;
     p.parted = nullptr;
     p.parts.clear();
@@ -94,9 +99,9 @@ void Session::AddPart(const DenseSlice& slice) {
   const std::string name = WireName("part", p.name + "." + std::to_string(slice.part));
   Part part;
   part.bytes = static_cast<double>(p.tensor.numel() * SizeOf(wire)) / slice.parts;
-  part.exchange = std::make_shared<DenseExchange>(name, std::vector<DenseExchange::Member>{{name, p.parted->Part(slice.part)}},
-                                                  KeptFromFusion(options_.reduction, wire, static_cast<int>(parts_.size())),
-                                                  options_.process_set, options_.size);
+  part.exchange = std::make_shared<DenseExchange>(
+      name, std::vector<DenseExchange::Member>{{name, p.parted->Part(slice.part)}},
+      KeptFromFusion(options_.reduction, wire, static_cast<int>(parts_.size())), options_.process_set, options_.size);
   p.parts.push_back(static_cast<int>(parts_.size()));
   parts_.push_back(std::move(part));
 }
@@ -118,10 +123,13 @@ const Session::Slice* Session::SharedSliceOf(const Parameter& p) const {
   return p.slice >= 0 && slices_[p.slice].members.size() > 1 ? &slices_[p.slice] : nullptr;
 }
 
-// Also before there is a plan: what Horovod fuses depends on when it looks, and with it the order of sums and their last bits.
+// Also before there is a plan: what Horovod fuses depends on when it looks, and with it the order of sums and their
+// last bits.
 Reduction Session::ReductionOf(const Parameter& p) const {
-  if (options_.dense.method == DenseMethod::kHorovod || options_.compression == CompressionKind::kPython) return options_.reduction;
-  const int number = SharedSliceOf(p) != nullptr ? p.slice : kFirstNumberAlone + static_cast<int>(&p - parameters_.data());
+  if (options_.dense.method == DenseMethod::kHorovod || options_.compression == CompressionKind::kPython)
+    return options_.reduction;
+  const int number =
+      SharedSliceOf(p) != nullptr ? p.slice : kFirstNumberAlone + static_cast<int>(&p - parameters_.data());
   return KeptFromFusion(options_.reduction, ToDType(DenseWireType(p)), number);
 }
 
@@ -179,7 +187,8 @@ void Session::CountSlice(const DenseSource& source, int64_t bytes, int64_t messa
 void Session::EndStepOfSlices() {
   for (Slice& slice : slices_) {
     slice.sent = false;
-    if (slice.exchange && slice.exchange->state() == Exchange::State::kInFlight) {  // left by Reset: it keeps its buffer
+    if (slice.exchange &&
+        slice.exchange->state() == Exchange::State::kInFlight) {  // left by Reset: it keeps its buffer
       slice.exchange = nullptr;
       slice.pool = nullptr;
     } else if (slice.pool) {

@@ -3,8 +3,8 @@
 
 namespace poseidon {
 
-// Without the lock, because the hook may ask the optimizer something. It has run once it has ended: after an exception synchronize() tries
-// again, so that no gradient is sent that it has not seen.
+// Without the lock, because the hook may ask the optimizer something. It has run once it has ended: after an exception
+// synchronize() tries again, so that no gradient is sent that it has not seen.
 void Session::RunHook(Parameter& p, std::unique_lock<std::mutex>* lock) {
   const at::Tensor grad = p.tensor.grad();
   if (p.hook_ran || !grad.defined()) return;

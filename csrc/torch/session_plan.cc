@@ -1,4 +1,5 @@
-// Session's part in the agreement: what every rank contributes in step 0, the plan that rank 0 makes of it, and what follows from it.
+// Session's part in the agreement: what every rank contributes in step 0, the plan that rank 0 makes of it, and what
+// follows from it.
 #include <algorithm>
 #include <utility>
 
@@ -20,10 +21,10 @@ namespace {
 // A plan is looked at again after steps that ran under it, then ever more seldom.
 constexpr int64_t kFirstRevision = 3;
 constexpr int64_t kMostStepsBetweenPlans = 64;
-constexpr int64_t kStepsOfTrial = 4;  // after which a choice that took another's place is compared with it
+constexpr int64_t kStepsOfTrial = 4;      // after which a choice that took another's place is compared with it
 constexpr double kRememberedSeconds = 1;  // of a choice's earlier steps weigh against those seen last
-// Rows beyond this factor of what the plan expects, for so many steps in a row, bring the next plan forward. A short last batch
-// of an epoch does not.
+// Rows beyond this factor of what the plan expects, for so many steps in a row, bring the next plan forward. A short
+// last batch of an epoch does not.
 constexpr double kRowsFactor = 2;
 constexpr int kStepsOfOtherRows = 4;
 
@@ -141,8 +142,9 @@ Status Session::GatherProfiles(const char* which, MergedProfile* merged) {
   status = MergeProfiles(by_rank, merged);  // the same verdict, and the same error, on every rank
   if (status.ok() && !planned_) status = CompareLayouts(by_rank);
   if (status.ok() && merged->tensors.size() != parameters_.size()) {
-    return Status::Internal("the profiles of " + std::to_string(merged->tensors.size()) + " parameters were gathered, there are " +
-                            std::to_string(parameters_.size()) + "; install the same version of poseidon_hvd on every rank");
+    return Status::Internal("the profiles of " + std::to_string(merged->tensors.size()) +
+                            " parameters were gathered, there are " + std::to_string(parameters_.size()) +
+                            "; install the same version of poseidon_hvd on every rank");
   }
   return status;
 }
@@ -153,20 +155,22 @@ Status Session::AgreeOnPlan() {
   return status.ok() ? ReceivePlan() : status;
 }
 
-// At the end of step 0, and whenever a later plan is made. The same on all ranks, because it depends on agreed values alone.
+// At the end of step 0, and whenever a later plan is made. The same on all ranks, because it depends on agreed values
+// alone.
 bool Session::PlanIsDue() const {
   if (!planned_) return true;
   if (options_.size <= 1 || (options_.policy == Policy::kAllreduce && !GoesByTime())) return false;
   return plan_clock_ >= next_plan_at_ || steps_of_other_rows_ >= kStepsOfOtherRows;
 }
 
-// Ranks that have joined take part in allreduces only, so while there are such a plan that needs none of them now is kept; the first
-// plan is put off step by step.
+// Ranks that have joined take part in allreduces only, so while there are such a plan that needs none of them now is
+// kept; the first plan is put off step by step.
 bool Session::PutOffWhileRanksAreMissing() {
   bool missing = SomeRankIsMissing();
   if (!options_.uneven_steps) {
     double ranks = 1;
-    ThrowIfFailed(poseidon::SumOverRanks(*engine_, WireName("agree", "live"), options_.process_set, options_.size, &ranks));
+    ThrowIfFailed(
+        poseidon::SumOverRanks(*engine_, WireName("agree", "live"), options_.process_set, options_.size, &ranks));
     missing = ranks < options_.size;
   }
   if (missing) RestartPlanClock();
@@ -203,7 +207,8 @@ void Session::ForgetSteps() {
   steps_under_plan_ = 0;
 }
 
-// Measures what policy kTime needs and has not measured yet. Collective: which network trials run depends on agreed values alone.
+// Measures what policy kTime needs and has not measured yet. Collective: which network trials run depends on agreed
+// values alone.
 Status Session::Calibrate() {
   if (!network_.known()) {
     CalibrationOptions calibration;
@@ -228,7 +233,8 @@ Status Session::Calibrate() {
     shape.global_rows = RoundUp(gathered);
     shape.ranks = options_.size;
     shape.gradient = GradType(parameters_[i].tensor);
-    shape.wire = ToScalarType(FactorWireDType(merged.base.factor_dtype, options_.compression == CompressionKind::kFp16));
+    shape.wire =
+        ToScalarType(FactorWireDType(merged.base.factor_dtype, options_.compression == CompressionKind::kFp16));
     LayerCost& cost = my_costs_[i];
     cost = calibration_.CostOf(shape);
     const double share = static_cast<double>(merged.max_rank_rows) / static_cast<double>(shape.rows);
@@ -270,7 +276,8 @@ Status Session::ReceivePlan() {
       plan.network = network_;
       NoteTried();
     }
-    plan.decisions = Select(merged_profile_, options_.overrides, settings, by_time ? &time_inputs_ : nullptr, &plan.prediction);
+    plan.decisions =
+        Select(merged_profile_, options_.overrides, settings, by_time ? &time_inputs_ : nullptr, &plan.prediction);
     time_inputs_.load = plan.prediction.load;
     KeepUnused(&plan);
     LayOutSlices(settings, &plan);
@@ -299,9 +306,10 @@ Status Session::ReceivePlan() {
   if (!status.ok()) return status;
   for (size_t rank = 1; rank < gathered.size(); ++rank) {
     if (gathered[rank] == gathered[0]) continue;
-    return Status::InvalidArgument("Ranks 0 and " + std::to_string(rank) + " hold different communication plans, so they would wait "
-                                   "for each other for ever. All ranks must build the same model and wrap the same parameters in "
-                                   "the same order.");
+    return Status::InvalidArgument(
+        "Ranks 0 and " + std::to_string(rank) +
+        " hold different communication plans, so they would wait for each other for ever. All ranks must build the "
+        "same model and wrap the same parameters in the same order.");
   }
 
   adopt_next_plan_ = true;
@@ -311,14 +319,16 @@ Status Session::ReceivePlan() {
     if (decision.request_refused && !planned_) warnings_.push_back(decision.name + ": " + decision.reason + ".");
   }
   if (next_plan_.reconstruct_threads != at::get_num_threads() && !planned_) {
-    warnings_.push_back("this rank computes with " + std::to_string(at::get_num_threads()) + " threads and rank 0 with " +
-                        std::to_string(next_plan_.reconstruct_threads) +
-                        ": gradients rebuilt from factors may differ in the last bits between them. Set OMP_NUM_THREADS alike.");
+    warnings_.push_back(
+        "this rank computes with " + std::to_string(at::get_num_threads()) + " threads and rank 0 with " +
+        std::to_string(next_plan_.reconstruct_threads) +
+        ": gradients rebuilt from factors may differ in the last bits between them. Set OMP_NUM_THREADS alike.");
   }
   return Status::OK();
 }
 
-// The choice in force has been observed. Once rows are others than those that choices were tried with, all that is forgotten.
+// The choice in force has been observed. Once rows are others than those that choices were tried with, all that is
+// forgotten.
 void Session::NoteTried() {
   std::vector<Scheme> current;
   for (const TensorDecision& decision : plan_.decisions) current.push_back(decision.scheme);
@@ -351,7 +361,8 @@ void Session::AdoptPlan() {
   steps_of_other_rows_ = 0;
   bool changed = false;  // and so tried; what is decided by given values needs no trial
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    changed = changed || (parameters_[i].layer_weight == static_cast<int>(i)) != IsFactored(next_plan_.decisions[i].scheme);
+    changed =
+        changed || (parameters_[i].layer_weight == static_cast<int>(i)) != IsFactored(next_plan_.decisions[i].scheme);
   }
   if (planned_ && changed && merged_profile_.step_seconds > 0) {  // the more often, the longer until the next
     next_plan_at_ = std::min(next_plan_at_, plan_clock_ + kStepsOfTrial * ++plan_changes_);
@@ -376,14 +387,16 @@ void Session::AdoptPlan() {
     if (IsFactored(plan_.decisions[i].scheme)) {
       if (p.layer_weight < 0) StartFactored(static_cast<int>(i));
     } else if (p.layer && p.layer->profiled()) {
-      // Calls stay registered, since a later plan may factor the layer. One without calls on this rank is profiled when they come.
+      // Calls stay registered, since a later plan may factor the layer. One without calls on this rank is profiled when
+      // they come.
       p.layer->set_mode(FactoredLayer::Mode::kBypass);
     }
   }
   for (const Factored& factored : factored_) DecideBias(factored, Scheme::kSfb);
 }
 
-// A matrix is looked at as a linear weight and as a table until it is known which of them it is; then the other takes no more calls.
+// A matrix is looked at as a linear weight and as a table until it is known which of them it is; then the other takes
+// no more calls.
 void Session::ChooseCandidate(Parameter& p, const TensorProfile& profile) {
   if (!p.table || !profile.used || (!profile.is_embedding && !profile.is_linear_weight)) return;
   const bool table = profile.is_embedding && !profile.is_linear_weight;
@@ -465,8 +478,8 @@ void Session::RenewFactored(Factored& factored) {
   factored.exchange = NewSfbExchange(factored);
 }
 
-// What spoke against a layer may be gone later: an odd step, such as one under a profiler, or one that overflowed. So it is looked at again,
-// each time after twice as many plans.
+// What spoke against a layer may be gone later: an odd step, such as one under a profiler, or one that overflowed. So
+// it is looked at again, each time after twice as many plans.
 void Session::Refuse(Parameter& weight) {
   constexpr int kMostDoublings = 16;
   weight.retry_plan = plans_ + (int64_t{1} << std::min(weight.refusals, kMostDoublings));
@@ -493,7 +506,8 @@ void Session::StopFactored(int weight_index, const std::string& reason) {
   weight.layer->Object(reason);
   Refuse(weight);
   plan_.decisions[weight_index].reason = reason;
-  warnings_.push_back(weight.name + ": " + reason + ". It uses " + (weight.sparse ? "Horovod's sparse allgather" : "allreduce") +
+  warnings_.push_back(weight.name + ": " + reason + ". It uses " +
+                      (weight.sparse ? "Horovod's sparse allgather" : "allreduce") +
                       " from now on, on all ranks, until a later plan finds that cause gone.");
 }
 
@@ -503,7 +517,8 @@ void Session::RemoveFactored(int weight_index) {
   weight.layer->DropStep();
   weight.layer_weight = -1;
   plan_.decisions[weight_index].scheme = weight.sparse ? Scheme::kSparseAllgather : Scheme::kAllreduce;
-  const auto it = std::find_if(factored_.begin(), factored_.end(), [&](const Factored& f) { return f.weight == weight_index; });
+  const auto it =
+      std::find_if(factored_.begin(), factored_.end(), [&](const Factored& f) { return f.weight == weight_index; });
   DecideBias(*it, Scheme::kAllreduce);
   factored_.erase(it);
 }

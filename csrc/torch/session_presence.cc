@@ -1,5 +1,6 @@
-// Session with uneven_steps: ranks that are in hvd.join() answer allreduces with zeros and cannot take part in a gather, so no rank may
-// enqueue one before all know that none is missing. They count themselves once a step; if one is missing, everything is dense in that step.
+// Session with uneven_steps: ranks that are in hvd.join() answer allreduces with zeros and cannot take part in a
+// gather, so no rank may enqueue one before all know that none is missing. They count themselves once a step; if one is
+// missing, everything is dense in that step.
 #include <algorithm>
 #include <utility>
 
@@ -15,8 +16,8 @@ bool Session::NeedsAllRanks() const {
          std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return p.sparse; });
 }
 
-// Once a step, when the first gradient is complete: from then on, and not before, a rank is bound to end the step. One that only computes
-// a forward, or some of the backward passes, may still join.
+// Once a step, when the first gradient is complete: from then on, and not before, a rank is bound to end the step. One
+// that only computes a forward, or some of the backward passes, may still join.
 void Session::AskWhoIsHere() {
   if (presence_ != Presence::kNotAsked || !NeedsAllRanks()) return;
   if (!ranks_here_ || ranks_here_->state() == Exchange::State::kInFlight) {  // left in flight by Reset
@@ -39,7 +40,8 @@ void Session::WaitForWhoIsHere() {
   ReadWhoIsHere();
 }
 
-// From every hook: asks, and sends what was held for the answer. Nothing else tells that it has come, until synchronize() waits for it.
+// From every hook: asks, and sends what was held for the answer. Nothing else tells that it has come, until
+// synchronize() waits for it.
 void Session::FollowPresence(bool gradient_is_complete) {
   if (!options_.uneven_steps) return;
   if (gradient_is_complete) AskWhoIsHere();
@@ -80,8 +82,8 @@ void Session::SendSparseAsDense(Parameter& p) {
   SendDense(p);
 }
 
-// A parameter that is unfrozen is sent from then on, and a rank that has it alone would wait for the others for ever. So while some are frozen
-// ranks compare once a step who wants a gradient, before any of them waits for one.
+// A parameter that is unfrozen is sent from then on, and a rank that has it alone would wait for the others for ever.
+// So while some are frozen ranks compare once a step who wants a gradient, before any of them waits for one.
 void Session::AskWhoWants() {
   if (!some_are_frozen_ || std::exchange(asked_who_wants_, true)) return;
   if (!who_wants_ || who_wants_->state() == Exchange::State::kInFlight) {  // left in flight by Reset
@@ -105,7 +107,8 @@ void Session::CheckWhoWants() {
 }
 
 double Session::SumOverRanks(const std::string& what, double value) {
-  const Status status = poseidon::SumOverRanks(*engine_, WireName("agree", what), options_.process_set, options_.size, &value);
+  const Status status =
+      poseidon::SumOverRanks(*engine_, WireName("agree", what), options_.process_set, options_.size, &value);
   std::lock_guard<std::mutex> lock(mutex_);
   ThrowIfFailed(status);
   return value;

@@ -1,10 +1,11 @@
-// Session's reduction in backward(): when backward() returns, gradients are reduced and in place, as users of one process, or of PyTorch's
-// DistributedDataParallel, know it. What they then do to .grad (clip, scale, look at, skip the step) acts on the same numbers on all ranks.
+// Session's reduction in backward(): when backward() returns, gradients are reduced and in place, as users of one
+// process, or of PyTorch's DistributedDataParallel, know it. What they then do to .grad (clip, scale, look at, skip the
+// step) acts on the same numbers on all ranks.
 //
-// A rank waits at the end of the outermost backward() in which the last of its eager gradients was sent. Eager are gradients that every rank
-// completed in backward when that was looked at last, so none of them waits for what another rank sends in synchronize() only. The others,
-// such as those of a head that some ranks do not use, are reduced in synchronize() or step() as in Horovod. Waiting is a matter of each
-// rank: it changes no collective.
+// A rank waits at the end of the outermost backward() in which the last of its eager gradients was sent. Eager are
+// gradients that every rank completed in backward when that was looked at last, so none of them waits for what another
+// rank sends in synchronize() only. The others, such as those of a head that some ranks do not use, are reduced in
+// synchronize() or step() as in Horovod. Waiting is a matter of each rank: it changes no collective.
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/node.h>
 
@@ -37,8 +38,8 @@ class OuterWalkHook final : public ag::FunctionPostHook, public OwnHook {
 
 }  // namespace
 
-// From what ranks have agreed on, and from the plan in force: gradients that travel together are eager together. A frozen parameter, which will
-// get no gradient, is not waited for: its zeros are sent with the last of the others.
+// From what ranks have agreed on, and from the plan in force: gradients that travel together are eager together. A
+// frozen parameter, which will get no gradient, is not waited for: its zeros are sent with the last of the others.
 void Session::ChooseEager() {
   for (Parameter& p : parameters_) p.eager = p.active && p.own && p.everywhere;
   const auto together = [&](const std::vector<int>& members) {
@@ -85,7 +86,8 @@ void Session::OnWalkEnd() {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const ag::Edge& edge : outer->next_edges()) {
       if (!edge.is_valid()) continue;
-      outer_hooks_.emplace_back(edge.function, edge.function->add_post_hook(std::make_unique<OuterWalkHook>(weak_from_this())));
+      outer_hooks_.emplace_back(edge.function,
+                                edge.function->add_post_hook(std::make_unique<OuterWalkHook>(weak_from_this())));
     }
     return;
   }
@@ -96,7 +98,8 @@ void Session::OnWalkEnd() {
 bool Session::NeedsPythonToReduce() {
   std::lock_guard<std::mutex> lock(mutex_);
   return hooks_after_ || options_.compression == CompressionKind::kPython ||
-         std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return p.sparse_now || (p.sparse && p.eager); });
+         std::any_of(parameters_.begin(), parameters_.end(),
+                     [](const Parameter& p) { return p.sparse_now || (p.sparse && p.eager); });
 }
 
 std::optional<std::vector<int>> Session::BeginReduce() {
@@ -115,8 +118,8 @@ std::optional<std::vector<int>> Session::BeginReduce() {
   return SendRest(/*all=*/false);
 }
 
-// In step 0 ranks tell each other what parameters they have and which of their gradients are complete, before any of them waits. All do so
-// once: at the end of the first backward that completes a gradient, or in synchronize().
+// In step 0 ranks tell each other what parameters they have and which of their gradients are complete, before any of
+// them waits. All do so once: at the end of the first backward that completes a gradient, or in synchronize().
 bool Session::MeetFirst() {
   if (met_ || tried_to_meet_) return met_;
   tried_to_meet_ = true;
@@ -149,7 +152,8 @@ Session::Compressed Session::CollectLocked(bool all, std::unique_lock<std::mutex
   const auto chosen = [&](const Parameter& p) { return p.counter.sent() && !p.collected && (all || p.eager); };
   std::vector<std::shared_ptr<Exchange>> waited;
   for (const InFlight& each : in_flight_) {
-    const bool wanted = std::all_of(each.params.begin(), each.params.end(), [&](int i) { return chosen(parameters_[i]); });
+    const bool wanted =
+        std::all_of(each.params.begin(), each.params.end(), [&](int i) { return chosen(parameters_[i]); });
     if (all || wanted) waited.push_back(each.exchange);
   }
   std::vector<size_t> todo;
@@ -162,7 +166,8 @@ Session::Compressed Session::CollectLocked(bool all, std::unique_lock<std::mutex
   const Status status = engine_->Wait(waited, waited_seconds);
   lock->lock();
   stats_.synchronize_seconds += SecondsBetween(begin, Clock::now());
-  for (size_t scheme = 0; scheme < stats_.by_scheme.size(); ++scheme) stats_.by_scheme[scheme].waited_seconds += waited_seconds[scheme];
+  for (size_t scheme = 0; scheme < stats_.by_scheme.size(); ++scheme)
+    stats_.by_scheme[scheme].waited_seconds += waited_seconds[scheme];
   if (!status.ok()) {
     AbandonStep();
     ThrowIfFailed(status);
@@ -173,7 +178,8 @@ Session::Compressed Session::CollectLocked(bool all, std::unique_lock<std::mutex
   for (const InFlight& each : in_flight_) {
     if (!was_waited_for(each)) continue;
     const auto* dense = dynamic_cast<const DenseExchange*>(each.exchange.get());
-    stats_.of(each.exchange->scheme()).Add(each.exchange->times(), each.exchange->wire(), dense ? static_cast<int64_t>(dense->gradients()) : 0);
+    stats_.of(each.exchange->scheme())
+        .Add(each.exchange->times(), each.exchange->wire(), dense ? static_cast<int64_t>(dense->gradients()) : 0);
     // In step 0 ranks agree on the plan meanwhile. What was sent before that had its turn before.
     if (each.exchange->times().enqueued <= flushed_) last_done_ = std::max(last_done_, each.exchange->times().done);
   }
@@ -181,7 +187,8 @@ Session::Compressed Session::CollectLocked(bool all, std::unique_lock<std::mutex
   Compressed compressed;
   for (size_t i : todo) {
     const Status finished = FinishParameter(i, &compressed);
-    if (gradient_error_.ok() && !finished.ok()) gradient_error_ = finished;  // thrown at the end of the step, when nothing is in flight
+    if (gradient_error_.ok() && !finished.ok())
+      gradient_error_ = finished;  // thrown at the end of the step, when nothing is in flight
   }
   return compressed;
 }
@@ -210,16 +217,20 @@ Status Session::FinishParameter(size_t index, Compressed* compressed) {
   return status;
 }
 
-// A rank whose backward() left eager gradients out, because this batch did not use a layer, does not wait in backward(); the others do, for those
-// gradients, which it sends in synchronize(). If a collective of the script's own comes before that, each would wait for the other. So the
-// rank sends now that it has none. Not if the step may bring more walks, as far as earlier steps tell.
+// A rank whose backward() left eager gradients out, because this batch did not use a layer, does not wait in
+// backward(); the others do, for those gradients, which it sends in synchronize(). If a collective of the script's own
+// comes before that, each would wait for the other. So the rank sends now that it has none. Not if the step may bring
+// more walks, as far as earlier steps tell.
 void Session::NoteWait() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!options_.reduce_in_backward || !met_ || complete_ == 0 || settled_ == eager_count_ || walks_ < usual_walks_ || CurrentWalk() >= 0) return;
+  if (!options_.reduce_in_backward || !met_ || complete_ == 0 || settled_ == eager_count_ || walks_ < usual_walks_ ||
+      CurrentWalk() >= 0)
+    return;
   std::vector<Parameter*> left_out;
   for (Parameter& p : parameters_) {
     if (!p.eager || p.counter.sent()) continue;
-    if (p.sparse || (p.counter.touched() && !p.counter.ready())) return;  // what only synchronize() can send; passes that may follow
+    if (p.sparse || (p.counter.touched() && !p.counter.ready()))
+      return;  // what only synchronize() can send; passes that may follow
     if (!p.counter.touched()) left_out.push_back(&p);
   }
   SendRest(/*all=*/false);

@@ -1,5 +1,5 @@
-// Session's clock: when in a step each gradient was complete, translated into what it would have been had everything been dense, so that
-// the selector can predict any choice from it whatever the choice in force.
+// Session's clock: when in a step each gradient was complete, translated into what it would have been had everything
+// been dense, so that the selector can predict any choice from it whatever the choice in force.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -40,8 +40,8 @@ void Session::NoteReady(const Factored& factored) {
   if (factored.bias >= 0) NoteReady(parameters_[factored.bias]);
 }
 
-// The beginning of synchronize(). Undoes, in the order of time, what the plan in force did to backward: factored layers skipped their local
-// product and packed rows, and rebuilding took time from backward where they shared cores.
+// The beginning of synchronize(). Undoes, in the order of time, what the plan in force did to backward: factored layers
+// skipped their local product and packed rows, and rebuilding took time from backward where they shared cores.
 void Session::RecordTimeline() {
   if (!GoesByTime() || plan_clock_ + static_cast<int64_t>(kSteps) <= next_plan_at_) return;
   const Clock::time_point now = Clock::now();
@@ -49,7 +49,8 @@ void Session::RecordTimeline() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_[i].ready_seconds >= 0) order.push_back(i);
   }
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return parameters_[a].ready_seconds < parameters_[b].ready_seconds; });
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return parameters_[a].ready_seconds < parameters_[b].ready_seconds; });
 
   const double stolen = time_inputs_.contention / (1 + time_inputs_.contention);
   const auto stolen_before = [&](double seconds) {
@@ -74,7 +75,8 @@ void Session::RecordTimeline() {
     }
     const Slice* slice = SharedSliceOf(p);
     if (slice != nullptr && slice->pool && slice->pool->copied_bytes() > 0) {
-      shift -= time_inputs_.copy * static_cast<double>(p.tensor.numel() * static_cast<int64_t>(c10::elementSize(DenseWireType(p))));
+      shift -= time_inputs_.copy *
+               static_cast<double>(p.tensor.numel() * static_cast<int64_t>(c10::elementSize(DenseWireType(p))));
     }
     Push(std::max(0.0, dense), &p.ready_history);
   }

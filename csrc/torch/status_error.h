@@ -15,7 +15,8 @@ class StatusError final : public torch::PyTorchError {
   explicit StatusError(const Status& status) : torch::PyTorchError(status.message()), code_(status.code()) {}
   PyObject* python_type() override;
 
-  // The one table of StatusCode -> Python exception type; set once when the module is imported. Types are borrowed for ever.
+  // The one table of StatusCode -> Python exception type; set once when the module is imported. Types are borrowed for
+  // ever.
   static void SetPythonType(StatusCode code, PyObject* type);
 
  private:

@@ -36,8 +36,8 @@ void AddToSlotsOf(const TableRows& rows, const std::vector<int64_t>& slot_of, co
 }
 
 template <typename Wire, typename Grad>
-void SumGroupsOf(const at::Tensor& gathered, const FactorLayout& layout, const RowGroups& groups, double scale, bool add, bool by_id,
-                 const at::Tensor& target) {
+void SumGroupsOf(const at::Tensor& gathered, const FactorLayout& layout, const RowGroups& groups, double scale,
+                 bool add, bool by_id, const at::Tensor& target) {
   using Sum = std::conditional_t<std::is_same_v<Grad, double>, double, float>;
   const int64_t dim = layout.out_features;
   const Wire* wire = gathered.const_data_ptr<Wire>();
@@ -64,8 +64,8 @@ void SumGroupsOf(const at::Tensor& gathered, const FactorLayout& layout, const R
 }
 
 template <typename Wire>
-void SumGroupsFrom(const at::Tensor& gathered, const FactorLayout& layout, const RowGroups& groups, double scale, bool add, bool by_id,
-                   const at::Tensor& target) {
+void SumGroupsFrom(const at::Tensor& gathered, const FactorLayout& layout, const RowGroups& groups, double scale,
+                   bool add, bool by_id, const at::Tensor& target) {
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, target.scalar_type(), "SumGroups", [&] {
     SumGroupsOf<Wire, scalar_t>(gathered, layout, groups, scale, add, by_id, target);
   });
@@ -93,7 +93,8 @@ Status AssignSlots(const TableRows& rows, int64_t table_rows, IdSlots* slots, st
   slot_of->resize(rows.ids.numel());
   for (size_t i = 0; i < slot_of->size(); ++i) {
     if (ids[i] >= 0 && ids[i] < table_rows) continue;
-    return Status::InvalidArgument("id " + std::to_string(ids[i]) + " is no row of the table, which has " + std::to_string(table_rows));
+    return Status::InvalidArgument("id " + std::to_string(ids[i]) + " is no row of the table, which has " +
+                                   std::to_string(table_rows));
   }
   for (size_t i = 0; i < slot_of->size(); ++i) {
     (*slot_of)[i] = ids[i] == rows.padding ? -1 : static_cast<int64_t>(slots->SlotOf(static_cast<uint32_t>(ids[i])));
@@ -125,7 +126,8 @@ Status GroupRows(const at::Tensor& gathered, int64_t table_rows, RowGroups* grou
   for (int64_t row = 0; row < count; ++row) {
     const uint32_t id = ReadId(bytes + row * gathered.size(1) * SizeOf(dtype), dtype);
     if (id >= table_rows) {
-      return Status::Internal("a rank sent id " + std::to_string(id) + " for a table of " + std::to_string(table_rows) + " rows");
+      return Status::Internal("a rank sent id " + std::to_string(id) + " for a table of " + std::to_string(table_rows) +
+                              " rows");
     }
     keys[row] = uint64_t{id} << 32 | static_cast<uint64_t>(row);
   }
@@ -145,8 +147,8 @@ Status GroupRows(const at::Tensor& gathered, int64_t table_rows, RowGroups* grou
   return Status::OK();
 }
 
-void SumGroups(const at::Tensor& gathered, const FactorLayout& layout, const RowGroups& groups, double scale, bool add, bool by_id,
-               const at::Tensor& target) {
+void SumGroups(const at::Tensor& gathered, const FactorLayout& layout, const RowGroups& groups, double scale, bool add,
+               bool by_id, const at::Tensor& target) {
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, gathered.scalar_type(), "SumGroups", [&] {
     SumGroupsFrom<scalar_t>(gathered, layout, groups, scale, add, by_id, target);
   });

@@ -1,10 +1,11 @@
 """Settings at the ends of their ranges: the plan is made, training goes on, gradients are right."""
 
+from harness.compare import check
+from harness.registry import case
+
 from cases.dense import dense_check
 from cases.linear import mlp, train
 from cases.planning import rows_by_step, same_plan, wide
-from harness.compare import check
-from harness.registry import case
 
 
 def network(alpha, beta):
@@ -16,8 +17,9 @@ def networks_at_their_ends(rank):
     slowest, fastest = network(1e4, 10), network(5e-324, 0)
     for given in (slowest, network(0, 10), fastest, {**slowest, "allgather": fastest["allgather"]}):
         for dense in ("auto", "priority"):
-            runs = check(rank, wide, rows_by_step(lambda step: 4), expect={}, policy="time", network=given, dense=dense,
-                         steps=5)
+            runs = check(
+                rank, wide, rows_by_step(lambda step: 4), expect={}, policy="time", network=given, dense=dense, steps=5
+            )
             plan = same_plan(rank, runs.optimizer)
             assert {kind: plan["network"][kind] for kind in given} == given
             assert 0 <= plan["predicted_step_seconds"] <= 1e9, plan

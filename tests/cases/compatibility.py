@@ -5,15 +5,14 @@ import pickle
 import warnings
 
 import torch
+from harness.compare import dense, expect_error, relative_error, schemes_of, sgd
+from harness.registry import JOIN, case
 from torch.nn import Conv2d, Embedding, Flatten, Linear, Sequential
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from cases.linear import loss_of, mlp
-from harness.compare import dense, expect_error, relative_error, schemes_of, sgd
-from harness.registry import JOIN, case
-
 import poseidon_hvd as hvd
+from cases.linear import loss_of, mlp
 
 HOROVOD = "Horovod's own collectives, or plain Horovod beside"
 
@@ -56,10 +55,17 @@ def steps(rank, model, optimizer, count=3, first=0):
 def collectives(rank):
     mine, size = torch.arange(4.0) + 10 * rank.rank, rank.size
     everyone = torch.stack([torch.arange(4.0) + 10 * r for r in range(size)])
-    for op, expected in ((hvd.Average, everyone.mean(0)), (hvd.Sum, everyone.sum(0)), (hvd.Min, everyone.amin(0)),
-                         (hvd.Max, everyone.amax(0)), (hvd.Product, everyone.prod(0))):
+    for op, expected in (
+        (hvd.Average, everyone.mean(0)),
+        (hvd.Sum, everyone.sum(0)),
+        (hvd.Min, everyone.amin(0)),
+        (hvd.Max, everyone.amax(0)),
+        (hvd.Product, everyone.prod(0)),
+    ):
         torch.testing.assert_close(hvd.allreduce(mine, op=op, name="reduce"), expected)
-    torch.testing.assert_close(hvd.allreduce_(mine.clone(), op=hvd.Sum, prescale_factor=0.5, name="reduce_"), everyone.sum(0) / 2)
+    torch.testing.assert_close(
+        hvd.allreduce_(mine.clone(), op=hvd.Sum, prescale_factor=0.5, name="reduce_"), everyone.sum(0) / 2
+    )
     handle = hvd.allreduce_async(mine, name="async")
     hvd.poll(handle)
     torch.testing.assert_close(hvd.synchronize(handle), everyone.mean(0))
@@ -67,16 +73,19 @@ def collectives(rank):
         torch.testing.assert_close(reduced, everyone.sum(0) + i * size)
     rows = torch.full((1 + rank.rank, 2), float(rank.rank))
     assert hvd.allgather(rows, name="gather")[:, 0].tolist() == [r for r in range(size) for _ in range(1 + r)]
-    assert [len(part) for part in hvd.grouped_allgather([rows, rows[:1]], name="gathers")] == [size * (size + 1) // 2, size]
+    assert [len(part) for part in hvd.grouped_allgather([rows, rows[:1]], name="gathers")] == [
+        size * (size + 1) // 2,
+        size,
+    ]
     assert hvd.broadcast(mine, root_rank=1, name="broadcast").tolist() == everyone[1].tolist()
     assert hvd.broadcast_(mine.clone(), root_rank=0, name="broadcast_").tolist() == everyone[0].tolist()
     received, splits = hvd.alltoall(mine[:size], splits=torch.ones(size, dtype=torch.int32), name="alltoall")
     assert received.tolist() == everyone[:, rank.rank].tolist() and splits.tolist() == [1] * size
     part = 4 // size
     scattered = hvd.reducescatter(mine, op=hvd.Sum, name="scatter")
-    assert scattered.tolist() == everyone.sum(0)[rank.rank * part:(rank.rank + 1) * part].tolist()
+    assert scattered.tolist() == everyone.sum(0)[rank.rank * part : (rank.rank + 1) * part].tolist()
     (scattered,) = hvd.grouped_reducescatter([mine], op=hvd.Average, name="scatters")
-    assert scattered.tolist() == everyone.mean(0)[rank.rank * part:(rank.rank + 1) * part].tolist()
+    assert scattered.tolist() == everyone.mean(0)[rank.rank * part : (rank.rank + 1) * part].tolist()
     sparse = torch.sparse_coo_tensor([[rank.rank]], torch.ones(1, 2), (size, 2))
     assert hvd.sparse_allreduce_async(sparse, name="sparse", op=hvd.Sum)().to_dense().tolist() == [[1.0, 1.0]] * size
     hvd.barrier()
@@ -145,7 +154,9 @@ def torch_state(rank):
 @case(real=HOROVOD, ranks=(2,))
 def adasum_is_horovods(rank):
     """op=Adasum gives Horovod's own optimizer. It needs MPI to train with."""
-    theirs, ours = (library.DistributedOptimizer(sgd(mlp().parameters()), op=library.Adasum) for library in (rank.horovod, hvd))
+    theirs, ours = (
+        library.DistributedOptimizer(sgd(mlp().parameters()), op=library.Adasum) for library in (rank.horovod, hvd)
+    )
     assert vars(type(theirs)).keys() == vars(type(ours)).keys() and hasattr(ours, "_starting_models")
 
 
@@ -185,7 +196,9 @@ def copies_after_wrapping(rank):
 def forked_data_workers(rank):
     for model, optimizer in pair(rank):
         steps(rank, model, optimizer)
-        for (rows,) in DataLoader(TensorDataset(torch.eye(12)), batch_size=6, num_workers=2, multiprocessing_context="fork"):
+        for (rows,) in DataLoader(
+            TensorDataset(torch.eye(12)), batch_size=6, num_workers=2, multiprocessing_context="fork"
+        ):
             optimizer.zero_grad()
             loss_of(model(rows + rank.rank)).backward()
             optimizer.step()
@@ -278,7 +291,9 @@ def sparse_gradients_in_half_precision(rank):
     def words(model):
         loss_of(model(rank.integers(0, 10, 5, 3))).backward()
 
-    (their_model, theirs), (model, ours) = pair(rank, build, lambda p: torch.optim.SGD(p, lr=0.1), compression=hvd.Compression.fp16)
+    (their_model, theirs), (model, ours) = pair(
+        rank, build, lambda p: torch.optim.SGD(p, lr=0.1), compression=hvd.Compression.fp16
+    )
     words(their_model)
     expect_error(rank, AttributeError, ["is_floating_point"], theirs.step)
     words(model)
@@ -321,7 +336,9 @@ def attributes_of_the_wrapped_optimizer(rank):
 @case(real=HOROVOD, ranks=(2,))
 def lbfgs(rank):
     their_model = mlp()
-    theirs = rank.horovod.DistributedOptimizer(torch.optim.LBFGS(their_model.parameters()), their_model.named_parameters())
+    theirs = rank.horovod.DistributedOptimizer(
+        torch.optim.LBFGS(their_model.parameters()), their_model.named_parameters()
+    )
 
     def closure():
         theirs.zero_grad()

@@ -4,13 +4,12 @@ import gc
 import time
 
 import torch
-from torch.nn import BatchNorm2d, Conv2d, Embedding, Flatten, Linear, ReLU, Sequential
-
-from cases.linear import loss_of, mlp, train
 from harness.compare import check, expect_error, relative_error, schemes_of, sgd
 from harness.registry import BOTH, case
+from torch.nn import BatchNorm2d, Conv2d, Embedding, Flatten, Linear, ReLU, Sequential
 
 import poseidon_hvd as hvd
+from cases.linear import loss_of, mlp, train
 
 METHODS = ("horovod", "bsp", "wfbp", "merged", "priority:500", "lazy", "lazy:500", "auto")
 NETWORK = {kind: {"alpha_seconds": 1e-3, "beta_seconds_per_byte": 1e-8} for kind in ("allreduce", "allgather")}
@@ -18,7 +17,9 @@ NETWORK = {kind: {"alpha_seconds": 1e-3, "beta_seconds_per_byte": 1e-8} for kind
 
 def convolutions():
     # A bias in front of a normalization has no gradient but rounding.
-    return Sequential(Conv2d(3, 8, 3, bias=False), BatchNorm2d(8), ReLU(), Conv2d(8, 4, 1), Flatten(), Linear(4 * 36, 5))
+    return Sequential(
+        Conv2d(3, 8, 3, bias=False), BatchNorm2d(8), ReLU(), Conv2d(8, 4, 1), Flatten(), Linear(4 * 36, 5)
+    )
 
 
 def dense_check(rank, build, run, *, dense="lazy", **options):
@@ -107,8 +108,15 @@ def nothing_is_copied_that_stays_in_its_slice(rank):
 @case
 def zeroed_in_place(rank):
     for method in METHODS:
-        dense_check(rank, mlp, train(6, 12), dense=method, network=NETWORK, zero=lambda m, o: o.zero_grad(set_to_none=False),
-                    horovod=False)
+        dense_check(
+            rank,
+            mlp,
+            train(6, 12),
+            dense=method,
+            network=NETWORK,
+            zero=lambda m, o: o.zero_grad(set_to_none=False),
+            horovod=False,
+        )
 
 
 @case
@@ -217,7 +225,9 @@ def unused_and_frozen_parameters(rank):
 @case
 def half_precision(rank):
     for method in ("bsp", "wfbp", "priority:100"):
-        dense_check(rank, mlp, train(6, 12), dense=method, network=NETWORK, compression=hvd.Compression.fp16, floor=2e-3)
+        dense_check(
+            rank, mlp, train(6, 12), dense=method, network=NETWORK, compression=hvd.Compression.fp16, floor=2e-3
+        )
         dense_check(rank, mlp, train(6, 12), dense=method, network=NETWORK, dtype=torch.bfloat16, horovod=False)
         dense_check(rank, mlp, train(6, 12), dense=method, network=NETWORK, dtype=torch.float64)
 
@@ -236,7 +246,10 @@ def dtypes_have_slices_of_their_own(rank):
     optimizer = wrap(model, dense="bsp")
     for index in range(3):
         step_of(rank, model, optimizer, index)
-    assert sorted(map(sorted, optimizer.plan()["dense"]["slices"])) == [["narrow.bias", "narrow.weight"], ["wide.bias", "wide.weight"]]
+    assert sorted(map(sorted, optimizer.plan()["dense"]["slices"])) == [
+        ["narrow.bias", "narrow.weight"],
+        ["wide.bias", "wide.weight"],
+    ]
     rank.assert_same_everywhere(model.parameters(), "parameters")
 
 
@@ -267,8 +280,16 @@ def reductions_and_groups(rank):
 def with_factors_beside(rank):
     """Biases of dense layers share slices; a factored layer's go with its factors."""
     for method in METHODS:
-        runs = check(rank, mlp, train(2, 12), expect={"0.*": "sfb", "2.*": "allreduce", "4.*": "allreduce"}, policy="bytes",
-                     schemes={"0.*": "sfb", "2.*": "allreduce", "4.*": "allreduce"}, dense=method, network=NETWORK)
+        runs = check(
+            rank,
+            mlp,
+            train(2, 12),
+            expect={"0.*": "sfb", "2.*": "allreduce", "4.*": "allreduce"},
+            policy="bytes",
+            schemes={"0.*": "sfb", "2.*": "allreduce", "4.*": "allreduce"},
+            dense=method,
+            network=NETWORK,
+        )
         names = {name for names in runs.optimizer.plan()["dense"]["slices"] for name in names}
         assert names == (set() if method == "horovod" else {"2.weight", "2.bias", "4.weight", "4.bias"}), names
 
@@ -287,7 +308,16 @@ def sparse_gradients_in_between(rank):
         m(t.ids(40, 5)).backward()
 
     check(rank, Words, run, expect={"head.*": "allreduce"}, policy="allreduce", dense="bsp")
-    check(rank, Words, run, expect={"*": "allreduce"}, policy="allreduce", dense="bsp", sparse_as_dense=True, horovod=False)
+    check(
+        rank,
+        Words,
+        run,
+        expect={"*": "allreduce"},
+        policy="allreduce",
+        dense="bsp",
+        sparse_as_dense=True,
+        horovod=False,
+    )
 
 
 @case
@@ -300,7 +330,7 @@ def a_dense_gradient_that_becomes_sparse(rank):
             self.weight, self.other = torch.nn.Parameter(torch.randn(20, 3)), torch.nn.Parameter(torch.randn(4))
 
         def forward(self, ids, sparse):
-            return torch.nn.functional.embedding(ids, self.weight, sparse=sparse).sum() + (self.other ** 2).sum()
+            return torch.nn.functional.embedding(ids, self.weight, sparse=sparse).sum() + (self.other**2).sum()
 
     for method in ("bsp", "wfbp", "auto", "priority:100"):
         for step in (2, 3):
@@ -309,8 +339,17 @@ def a_dense_gradient_that_becomes_sparse(rank):
                 def run(m, t, step=step, ranks=ranks):
                     m(t.ids(20, 4), t.kind == "poseidon" and t.index == step and rank.rank in ranks).backward()
 
-                check(rank, Table, run, expect={"other": "allreduce"}, policy="allreduce", dense=method, network=NETWORK, horovod=False,
-                      steps=6)
+                check(
+                    rank,
+                    Table,
+                    run,
+                    expect={"other": "allreduce"},
+                    policy="allreduce",
+                    dense=method,
+                    network=NETWORK,
+                    horovod=False,
+                    steps=6,
+                )
 
 
 @case
@@ -354,7 +393,9 @@ def same_bits_in_every_run(rank):
         model = Sequential(*(Linear(12, 12) for _ in range(8)))
         generator = torch.Generator().manual_seed(1000 * seed + rank.rank)
         for p in model.parameters():
-            p.register_post_accumulate_grad_hook(lambda p: time.sleep(0.003 * float(torch.rand((), generator=generator))))
+            p.register_post_accumulate_grad_hook(
+                lambda p: time.sleep(0.003 * float(torch.rand((), generator=generator)))
+            )
         optimizer = wrap(model, dense="lazy:1000")
         for index in range(6):
             step_of(rank, model, optimizer, index)
@@ -399,7 +440,9 @@ def clipped(rank, dense, thetas=(None,)):
             sent = optimizer.stats()["schemes"]["allreduce"]["collectives"]
             with optimizer.skip_synchronize():
                 optimizer.step()
-            assert optimizer.stats()["schemes"]["allreduce"]["collectives"] == sent >= before  # nothing is reduced twice
+            assert (
+                optimizer.stats()["schemes"]["allreduce"]["collectives"] == sent >= before
+            )  # nothing is reduced twice
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
@@ -436,8 +479,14 @@ def backward_orders_of_all_kinds(rank):
     """cases.md 36 and 69: not the order of the parameters, and another one on each rank and in each step."""
     for method in METHODS:
         dense_check(rank, Skips, train(6, 12), dense=method, network=NETWORK)
-        dense_check(rank, Skips, lambda m, t: loss_of(m(t.x(6, 12), turned=(rank.rank + t.index) % 2 == 1)).backward(), dense=method,
-                    network=NETWORK, steps=5)
+        dense_check(
+            rank,
+            Skips,
+            lambda m, t: loss_of(m(t.x(6, 12), turned=(rank.rank + t.index) % 2 == 1)).backward(),
+            dense=method,
+            network=NETWORK,
+            steps=5,
+        )
 
 
 @case
@@ -490,7 +539,10 @@ def model_converted_between_steps(rank):
             loss.backward()
             optimizer.synchronize()
             for p, grad in zip(model.parameters(), local):
-                assert relative_error(p.grad, rank.reduce(grad.double())) < (1e-6 if index < 2 else 1e-13), (method, index)
+                assert relative_error(p.grad, rank.reduce(grad.double())) < (1e-6 if index < 2 else 1e-13), (
+                    method,
+                    index,
+                )
             with optimizer.skip_synchronize():
                 optimizer.step()
 
@@ -502,7 +554,9 @@ def bits_are_those_of_horovod(rank):
         for dtype in (torch.float32, torch.float16):
             for elements in (7, 300_000):
                 parameter = torch.nn.Parameter(torch.zeros(elements, dtype=dtype))
-                optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("weight", parameter)], op=op, dense="wfbp")
+                optimizer = hvd.DistributedOptimizer(
+                    torch.optim.SGD([parameter], lr=1.0), [("weight", parameter)], op=op, dense="wfbp"
+                )
                 for index in range(3):
                     gradient = (rank.random(index, elements) / 3).to(dtype)
                     optimizer.zero_grad()

@@ -3,12 +3,12 @@
 import sys
 
 import torch
+from harness.compare import check, reasons_of
+from harness.registry import BOTH, case
 from torch.nn import Embedding, Linear, Module
 from torch.nn import functional as F
 
 from cases.linear import loss_of
-from harness.compare import check, reasons_of
-from harness.registry import BOTH, case
 
 ROWS = {"embed.weight": "row-sparse"}
 DENSE = {"embed.weight": "allreduce"}
@@ -81,7 +81,9 @@ def ids_of_32_bits(rank):
 def strided_ids_and_gradients(rank):
     def run(m, t):
         y = m.embed(t.ids(30, 4, 5).t()[::2])
-        (y.sum() + loss_of(m.embed(t.ids(30, 6, salt=1)).t()) + m.embed(t.ids(30, 3, salt=2))[:, :2].sum() * 0.5).backward()
+        (
+            y.sum() + loss_of(m.embed(t.ids(30, 6, salt=1)).t()) + m.embed(t.ids(30, 3, salt=2))[:, :2].sum() * 0.5
+        ).backward()
 
     check(rank, Table, run, expect=ROWS)
 
@@ -199,7 +201,14 @@ def max_norm(rank):
 
 @case
 def scheme_by_override(rank):
-    check(rank, Words, on(8), expect={**ROWS, "head.*": "allreduce"}, policy="allreduce", schemes={"embed.*": "row-sparse"})
+    check(
+        rank,
+        Words,
+        on(8),
+        expect={**ROWS, "head.*": "allreduce"},
+        policy="allreduce",
+        schemes={"embed.*": "row-sparse"},
+    )
 
 
 @case
@@ -209,8 +218,14 @@ def sfb_is_refused_for_a_table(rank):
 
 @case
 def row_sparse_is_refused_for_a_linear_weight(rank):
-    check(rank, Words, on(8), expect={**ROWS, "head.weight": "allreduce"}, schemes={"head.weight": "row-sparse"},
-          warns=["not an embedding table"])
+    check(
+        rank,
+        Words,
+        on(8),
+        expect={**ROWS, "head.weight": "allreduce"},
+        schemes={"head.weight": "row-sparse"},
+        warns=["not an embedding table"],
+    )
 
 
 @case
@@ -311,7 +326,7 @@ def bytes_as_predicted(rank):
 
     for dtype, row_bytes in ((torch.float32, 8 * 4), (torch.float64, 8 * 8), (torch.float16, 9 * 2)):
         runs = check(rank, Table, run, expect=ROWS, dtype=dtype, steps=4)
-        tensor, = runs.optimizer.plan()["tensors"]
+        (tensor,) = runs.optimizer.plan()["tensors"]
         stats = runs.optimizer.stats()
         expected = 12 * row_bytes * (rank.size - 1)
         assert tensor["costs"]["row-sparse"]["bytes"] == expected and tensor["costs"]["sfb"]["bytes"] is None, tensor
@@ -413,21 +428,41 @@ def gradient_buffer_is_kept(rank):
 
 @case
 def gradients_kept_and_zeroed(rank):
-    forms = (lambda m, o: o.zero_grad(set_to_none=False), lambda m, o: m.zero_grad(set_to_none=False), lambda m, o: m.zero_grad())
+    forms = (
+        lambda m, o: o.zero_grad(set_to_none=False),
+        lambda m, o: m.zero_grad(set_to_none=False),
+        lambda m, o: m.zero_grad(),
+    )
     for zero in forms:
         check(rank, lambda: Table(300), on(20, high=300), expect=ROWS, zero=zero, steps=5)
 
 
 @case
 def gradient_written_in_place(rank):
-    check(rank, lambda: Table(300), on(20, high=300), expect=ROWS, zero=_writing(lambda p: p.grad.add_(p.detach())), steps=5)
-    check(rank, lambda: Table(300), on(20, high=300), expect=ROWS, zero=_writing(lambda p: p.grad[7].fill_(1.0)), steps=5)
+    check(
+        rank,
+        lambda: Table(300),
+        on(20, high=300),
+        expect=ROWS,
+        zero=_writing(lambda p: p.grad.add_(p.detach())),
+        steps=5,
+    )
+    check(
+        rank, lambda: Table(300), on(20, high=300), expect=ROWS, zero=_writing(lambda p: p.grad[7].fill_(1.0)), steps=5
+    )
 
 
 @case
 def gradient_written_through_data(rank):
     """Weight decay by hand, as optimizers of PyTorch 1 did it: the version counter does not see it."""
-    check(rank, lambda: Table(300), on(20, high=300), expect=ROWS, zero=_writing(lambda p: p.grad.data.add_(p.data)), steps=5)
+    check(
+        rank,
+        lambda: Table(300),
+        on(20, high=300),
+        expect=ROWS,
+        zero=_writing(lambda p: p.grad.data.add_(p.data)),
+        steps=5,
+    )
 
 
 @case
@@ -446,13 +481,21 @@ def gradient_still_held_by_somebody(rank):
 
 @case(**BOTH)
 def fp16_compression(rank):
-    check(rank, Words, on(9), expect=ROWS, compression=rank.horovod.Compression.fp16, floor=torch.finfo(torch.float16).eps)
+    check(
+        rank, Words, on(9), expect=ROWS, compression=rank.horovod.Compression.fp16, floor=torch.finfo(torch.float16).eps
+    )
 
 
 @case(**BOTH)
 def bfloat16_table(rank):
-    check(rank, lambda: Table(300), on(90, high=300), expect=ROWS, dtype=torch.bfloat16,
-          horovod_wrap={"compression": rank.horovod.Compression.fp16})
+    check(
+        rank,
+        lambda: Table(300),
+        on(90, high=300),
+        expect=ROWS,
+        dtype=torch.bfloat16,
+        horovod_wrap={"compression": rank.horovod.Compression.fp16},
+    )
 
 
 @case

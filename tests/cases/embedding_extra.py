@@ -1,16 +1,15 @@
 """Embedding tables whose gradient comes, wholly or in part, from elsewhere than their own calls; autograd used in other ways."""
 
 import torch
+from harness.compare import check, reasons_of, schemes_of, sgd
+from harness.registry import PROCESS_SET, case
 from torch.nn import Embedding, Linear, Module
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+import poseidon_hvd as hvd
 from cases.embedding import DENSE, ONE_STOP, ROWS, Table, Words, on
 from cases.linear import loss_of
-from harness.compare import check, reasons_of, schemes_of, sgd
-from harness.registry import PROCESS_SET, case
-
-import poseidon_hvd as hvd
 
 
 def with_penalty(when):
@@ -38,8 +37,15 @@ def penalty_from_step_2(rank):
 def penalty_at_step_2_on_one_rank(rank):
     fp16 = {"compression": rank.horovod.Compression.fp16, "floor": torch.finfo(torch.float16).eps}
     for options in ({}, {"op": rank.horovod.Sum}, fp16, {"gradient_predivide_factor": 2.0}):
-        check(rank, Words, with_penalty(lambda t: t.index == 2 and rank.rank == 1), expect={**ROWS, "head.*": "sfb"}, steps=5,
-              warns=ONE_STOP, **options)
+        check(
+            rank,
+            Words,
+            with_penalty(lambda t: t.index == 2 and rank.rank == 1),
+            expect={**ROWS, "head.*": "sfb"},
+            steps=5,
+            warns=ONE_STOP,
+            **options,
+        )
 
 
 @case
@@ -55,8 +61,15 @@ def penalty_without_ids(rank):
 
 @case
 def penalty_in_bfloat16(rank):
-    check(rank, Words, with_penalty(lambda t: t.index == 2 and rank.rank == 0), expect=ROWS, warns=ONE_STOP, dtype=torch.bfloat16,
-          horovod_wrap={"compression": rank.horovod.Compression.fp16})
+    check(
+        rank,
+        Words,
+        with_penalty(lambda t: t.index == 2 and rank.rank == 0),
+        expect=ROWS,
+        warns=ONE_STOP,
+        dtype=torch.bfloat16,
+        horovod_wrap={"compression": rank.horovod.Compression.fp16},
+    )
 
 
 class Tied(Module):
@@ -73,7 +86,15 @@ class Tied(Module):
 @case
 def tied_weight_stays_dense(rank):
     check(rank, Tied, on(9), expect=DENSE, policy="bytes")
-    check(rank, Tied, on(9), expect=DENSE, policy="bytes", schemes={"embed.weight": "row-sparse"}, warns=["weight of linear calls too"])
+    check(
+        rank,
+        Tied,
+        on(9),
+        expect=DENSE,
+        policy="bytes",
+        schemes={"embed.weight": "row-sparse"},
+        warns=["weight of linear calls too"],
+    )
 
 
 @case
@@ -125,9 +146,9 @@ def gradient_taken_by_hand(rank):
 
     def run(m, t):
         ids = t.ids(30, 9)
-        grad, = torch.autograd.grad(loss_of(m(ids)), m.embed.weight)
+        (grad,) = torch.autograd.grad(loss_of(m(ids)), m.embed.weight)
         plain = m.embed.weight.detach().clone().requires_grad_()
-        expected, = torch.autograd.grad(loss_of(m.head(F.embedding(ids, plain))), plain)
+        (expected,) = torch.autograd.grad(loss_of(m.head(F.embedding(ids, plain))), plain)
         assert torch.equal(grad, expected)
         loss_of(m(t.ids(30, 5, salt=1))).backward()
 
@@ -141,7 +162,7 @@ def second_derivative(rank):
     def run(m, t):
         loss = loss_of(m(t.ids(30, 9)))
         if t.index >= 2:
-            grad, = torch.autograd.grad(loss, m.embed.weight, create_graph=True)
+            (grad,) = torch.autograd.grad(loss, m.embed.weight, create_graph=True)
             loss = loss + 0.1 * grad.pow(2).sum()
         loss.backward()
 
@@ -151,6 +172,7 @@ def second_derivative(rank):
 @case
 def checkpointed(rank):
     for reentrant in (False, True):
+
         def run(m, t):
             ids = t.ids(30, 9)
             start = t.x(9, 6).requires_grad_()
@@ -200,7 +222,13 @@ def compiled(rank):
 
 @case
 def group_keeps_it_dense(rank):
-    check(rank, Words, on(9), expect={**DENSE, "head.*": "allreduce"}, groups=[["embed.weight", "head.weight", "head.bias"]])
+    check(
+        rank,
+        Words,
+        on(9),
+        expect={**DENSE, "head.*": "allreduce"},
+        groups=[["embed.weight", "head.weight", "head.bias"]],
+    )
 
 
 @case
@@ -221,11 +249,23 @@ def optimizer_that_was_dropped(rank):
 @case(threads=(4, 8), real=PROCESS_SET, ranks=(4,))
 def process_set_of_two(rank):
     for sparse in (False, True):
-        check(rank, lambda: Table(sparse=sparse), on(lambda t: (3 + 4 * rank.rank,)), expect=ROWS, process_set=rank.subset,
-              optimizer=lambda p: torch.optim.SGD(p, lr=0.05))
+        check(
+            rank,
+            lambda: Table(sparse=sparse),
+            on(lambda t: (3 + 4 * rank.rank,)),
+            expect=ROWS,
+            process_set=rank.subset,
+            optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+        )
 
 
 @case(threads=(4, 8), real=PROCESS_SET, ranks=(4,))
 def process_set_and_extra(rank):
-    check(rank, Words, with_penalty(lambda t: t.index == 2 and rank.rank == 1), expect=ROWS, process_set=rank.subset,
-          warns=ONE_STOP if rank.subset.included() else ())
+    check(
+        rank,
+        Words,
+        with_penalty(lambda t: t.index == 2 and rank.rank == 1),
+        expect=ROWS,
+        process_set=rank.subset,
+        warns=ONE_STOP if rank.subset.included() else (),
+    )

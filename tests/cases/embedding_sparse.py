@@ -1,13 +1,13 @@
 """Embedding tables with sparse gradients, and bags: how they are sent when their rows are gathered."""
 
 import torch
+from harness.compare import check
+from harness.registry import BOTH, case
 from torch.nn import EmbeddingBag, Linear, Module, Parameter
 from torch.nn import functional as F
 
 from cases.embedding import DENSE, GATHERED, ONE_STOP, ROWS, on, plain_sgd, sparse_table
 from cases.linear import loss_of
-from harness.compare import check
-from harness.registry import BOTH, case
 
 
 def sparse_adam(parameters):
@@ -22,7 +22,9 @@ def sparse_adam_case(rank, used, **options):
         grad = m.embed.weight.grad
         if grad is not None:
             assert grad.is_sparse and grad.sparse_dim() == 1
-            assert not sizes or (grad.is_coalesced() and grad._indices().unique().numel() == grad._nnz())  # step 0 is Horovod's own
+            assert not sizes or (
+                grad.is_coalesced() and grad._indices().unique().numel() == grad._nnz()
+            )  # step 0 is Horovod's own
             sizes.append(grad._nnz())
         o.zero_grad()
 
@@ -102,8 +104,16 @@ def sparse_and_dense_calls(rank):
 
 @case
 def fp16_compression_of_a_sparse_gradient(rank):
-    check(rank, sparse_table(), on(9), expect=ROWS, compression=rank.horovod.Compression.fp16, optimizer=plain_sgd, horovod=False,
-          floor=torch.finfo(torch.float16).eps)
+    check(
+        rank,
+        sparse_table(),
+        on(9),
+        expect=ROWS,
+        compression=rank.horovod.Compression.fp16,
+        optimizer=plain_sgd,
+        horovod=False,
+        floor=torch.finfo(torch.float16).eps,
+    )
 
 
 # ---- Bags
@@ -129,6 +139,7 @@ def bag_sum_and_mean(rank):
 def bag_with_offsets(rank):
     """Bags of different sizes, empty ones among them."""
     for mode in ("sum", "mean"):
+
         def run(m, t):
             loss_of(m(t.ids(12, 11), torch.tensor([0, 0, 3, 4, 11, 11]))).backward()
 
@@ -147,6 +158,7 @@ def bag_with_last_offset(rank):
 def bag_with_padding(rank):
     """Padding does not count in a mean; a bag may consist of nothing else."""
     for mode in ("sum", "mean"):
+
         def run(m, t):
             ids = t.ids(4, 6, 5)
             ids[0] = 3
@@ -203,8 +215,14 @@ def bag_with_sparse_gradient(rank):
 @case
 def bag_in_float64_and_bfloat16(rank):
     check(rank, lambda: Bag(mode="mean"), on(5, 4, high=12), expect=ROWS, dtype=torch.float64)
-    check(rank, lambda: Bag(mode="mean"), on(5, 4, high=12), expect=ROWS, dtype=torch.bfloat16,
-          horovod_wrap={"compression": rank.horovod.Compression.fp16})
+    check(
+        rank,
+        lambda: Bag(mode="mean"),
+        on(5, 4, high=12),
+        expect=ROWS,
+        dtype=torch.bfloat16,
+        horovod_wrap={"compression": rank.horovod.Compression.fp16},
+    )
 
 
 @case
@@ -230,5 +248,19 @@ def zeroed_by_a_product_between_steps(rank):
         for salt in range(2):
             loss_of(m(t.ids(30, 9, salt=salt))).backward()
 
-    keep = dict(zero=lambda model, optimizer: None if optimizer is not None and hasattr(optimizer, "scheme_report") else model.zero_grad())
-    check(rank, sparse_table(), run, expect=ROWS, optimizer=plain_sgd, steps=4, backward_passes_per_step=2, horovod=False, **keep)
+    keep = {
+        "zero": lambda model, optimizer: (
+            None if optimizer is not None and hasattr(optimizer, "scheme_report") else model.zero_grad()
+        )
+    }
+    check(
+        rank,
+        sparse_table(),
+        run,
+        expect=ROWS,
+        optimizer=plain_sgd,
+        steps=4,
+        backward_passes_per_step=2,
+        horovod=False,
+        **keep,
+    )

@@ -3,12 +3,12 @@
 import sys
 
 import torch
-from torch.nn import Linear, Module, Parameter, ReLU, Sequential
+from harness.compare import check
+from harness.registry import BOTH, case
+from torch.nn import Linear, Module, Parameter, Sequential
 from torch.nn import functional as F
 
 from cases.linear import loss_of, mlp, train
-from harness.compare import check
-from harness.registry import BOTH, case
 
 ONE_STOP = ("its gradient came from elsewhere",)
 REFUSED = "sfb was asked for but cannot be"
@@ -28,49 +28,95 @@ def with_penalty(when, which="2.weight", also_rows=True):
 
 @case
 def l2_from_the_first_step(rank):
-    check(rank, mlp, with_penalty(lambda t: True), expect={"2.*": "allreduce", "0.*": "sfb", "4.*": "sfb"}, warns=[REFUSED])
+    check(
+        rank,
+        mlp,
+        with_penalty(lambda t: True),
+        expect={"2.*": "allreduce", "0.*": "sfb", "4.*": "sfb"},
+        warns=[REFUSED],
+    )
 
 
 @case
 def l2_from_the_first_step_on_one_rank(rank):
-    check(rank, mlp, with_penalty(lambda t: rank.rank == rank.size - 1), expect={"2.*": "allreduce", "0.*": "sfb", "4.*": "sfb"},
-          warns=[REFUSED])
+    check(
+        rank,
+        mlp,
+        with_penalty(lambda t: rank.rank == rank.size - 1),
+        expect={"2.*": "allreduce", "0.*": "sfb", "4.*": "sfb"},
+        warns=[REFUSED],
+    )
 
 
 @case
 def l2_from_step_3(rank):
-    check(rank, mlp, with_penalty(lambda t: t.index >= 3), expect={"2.*": "allreduce", "0.*": "sfb", "4.*": "sfb"}, steps=6,
-          warns=ONE_STOP)
+    check(
+        rank,
+        mlp,
+        with_penalty(lambda t: t.index >= 3),
+        expect={"2.*": "allreduce", "0.*": "sfb", "4.*": "sfb"},
+        steps=6,
+        warns=ONE_STOP,
+    )
 
 
 @case(**BOTH)
 def l2_at_step_3_on_one_rank(rank):
-    check(rank, mlp, with_penalty(lambda t: t.index == 3 and rank.rank == 1), expect={"2.*": "allreduce", "0.*": "sfb"}, steps=6,
-          warns=ONE_STOP)
+    check(
+        rank,
+        mlp,
+        with_penalty(lambda t: t.index == 3 and rank.rank == 1),
+        expect={"2.*": "allreduce", "0.*": "sfb"},
+        steps=6,
+        warns=ONE_STOP,
+    )
 
 
 @case
 def l2_of_the_bias_at_step_3(rank):
-    check(rank, mlp, with_penalty(lambda t: t.index == 3 and rank.rank == 1, "2.bias"), expect={"2.*": "allreduce"}, steps=6,
-          warns=ONE_STOP)
+    check(
+        rank,
+        mlp,
+        with_penalty(lambda t: t.index == 3 and rank.rank == 1, "2.bias"),
+        expect={"2.*": "allreduce"},
+        steps=6,
+        warns=ONE_STOP,
+    )
 
 
 @case
 def l2_of_the_bias_from_the_first_step(rank):
     """Then the weight's factors do without it."""
-    check(rank, mlp, with_penalty(lambda t: True, "2.bias"), expect={"2.bias": "allreduce", "2.weight": "sfb", "0.*": "sfb"})
+    check(
+        rank,
+        mlp,
+        with_penalty(lambda t: True, "2.bias"),
+        expect={"2.bias": "allreduce", "2.weight": "sfb", "0.*": "sfb"},
+    )
 
 
 @case
 def l2_without_rows_at_step_3(rank):
-    check(rank, mlp, with_penalty(lambda t: t.index == 3, also_rows=False), expect={"2.*": "allreduce", "0.*": "sfb"}, steps=6,
-          warns=ONE_STOP)
+    check(
+        rank,
+        mlp,
+        with_penalty(lambda t: t.index == 3, also_rows=False),
+        expect={"2.*": "allreduce", "0.*": "sfb"},
+        steps=6,
+        warns=ONE_STOP,
+    )
 
 
 @case
 def l2_without_rows_at_step_3_on_one_rank(rank):
-    check(rank, mlp, with_penalty(lambda t: t.index == 3 and rank.rank == 0, also_rows=False),
-          expect={"2.*": "allreduce", "0.*": "sfb"}, steps=6, warns=ONE_STOP)
+    check(
+        rank,
+        mlp,
+        with_penalty(lambda t: t.index == 3 and rank.rank == 0, also_rows=False),
+        expect={"2.*": "allreduce", "0.*": "sfb"},
+        steps=6,
+        warns=ONE_STOP,
+    )
 
 
 @case
@@ -80,20 +126,39 @@ def l2_under_op_sum(rank):
 
 @case(**BOTH)
 def l2_under_predivide(rank):
-    check(rank, mlp, with_penalty(lambda t: t.index == 2), expect={"2.*": "sfb"}, warns=ONE_STOP,
-          gradient_predivide_factor=2.0)
+    check(
+        rank,
+        mlp,
+        with_penalty(lambda t: t.index == 2),
+        expect={"2.*": "sfb"},
+        warns=ONE_STOP,
+        gradient_predivide_factor=2.0,
+    )
 
 
 @case
 def l2_under_fp16_compression(rank):
-    check(rank, mlp, with_penalty(lambda t: t.index == 2 and rank.rank == 0), expect={"2.*": "sfb"}, warns=ONE_STOP,
-          compression=rank.horovod.Compression.fp16)
+    check(
+        rank,
+        mlp,
+        with_penalty(lambda t: t.index == 2 and rank.rank == 0),
+        expect={"2.*": "sfb"},
+        warns=ONE_STOP,
+        compression=rank.horovod.Compression.fp16,
+    )
 
 
 @case
 def l2_in_bfloat16(rank):
-    check(rank, mlp, with_penalty(lambda t: t.index == 2 and rank.rank == 0), expect={"2.*": "sfb"}, warns=ONE_STOP,
-          dtype=torch.bfloat16, horovod_wrap={"compression": rank.horovod.Compression.fp16})
+    check(
+        rank,
+        mlp,
+        with_penalty(lambda t: t.index == 2 and rank.rank == 0),
+        expect={"2.*": "sfb"},
+        warns=ONE_STOP,
+        dtype=torch.bfloat16,
+        horovod_wrap={"compression": rank.horovod.Compression.fp16},
+    )
 
 
 @case
@@ -119,7 +184,9 @@ def l2_in_a_backward_of_its_own(rank):
         if t.index == 3:
             penalty.backward()
 
-    check(rank, mlp, run, expect={"2.*": "allreduce", "0.*": "sfb"}, steps=5, warns=ONE_STOP, backward_passes_per_step=2)
+    check(
+        rank, mlp, run, expect={"2.*": "allreduce", "0.*": "sfb"}, steps=5, warns=ONE_STOP, backward_passes_per_step=2
+    )
 
 
 @case
@@ -148,8 +215,13 @@ class Tied(Module):
 
 @case(**BOTH)
 def tied_with_an_embedding(rank):
-    check(rank, Tied, lambda m, t: loss_of(m(t.ids(20, 3, 5))).backward(), expect={"embed.weight": "allreduce", "mid.*": "sfb"},
-          warns=[REFUSED])
+    check(
+        rank,
+        Tied,
+        lambda m, t: loss_of(m(t.ids(20, 3, 5))).backward(),
+        expect={"embed.weight": "allreduce", "mid.*": "sfb"},
+        warns=[REFUSED],
+    )
 
 
 @case
@@ -294,8 +366,13 @@ def weight_used_before_and_after_its_calls(rank):
         y = m[1](torch.tanh(m[0](early) + m[0](x)))
         loss_of(y * w.sum()).backward()
 
-    check(rank, lambda: Sequential(Linear(12, 12), Linear(12, 12)), run, expect={"0.*": "allreduce", "1.*": "sfb"},
-          warns=ONE_STOP)
+    check(
+        rank,
+        lambda: Sequential(Linear(12, 12), Linear(12, 12)),
+        run,
+        expect={"0.*": "allreduce", "1.*": "sfb"},
+        warns=ONE_STOP,
+    )
 
 
 @case
@@ -341,6 +418,8 @@ def more_rows_than_one_collective_takes(rank):
     module = sys.modules["poseidon_hvd.optimizer"]
     module._MAX_GATHERED_ELEMENTS = 10
     try:
-        check(rank, mlp, train(6, 12), expect={"*": "allreduce"}, steps=3, warns=["its gradient came from elsewhere"] * 3)
+        check(
+            rank, mlp, train(6, 12), expect={"*": "allreduce"}, steps=3, warns=["its gradient came from elsewhere"] * 3
+        )
     finally:
         module._MAX_GATHERED_ELEMENTS = None

@@ -1,21 +1,22 @@
 """What users do to the autograd graph: checkpointing, in-place operations, second derivatives, partial backwards, hooks."""
 
 import torch
+from harness.compare import check, expect_error, schemes_of, sgd
+from harness.registry import BOTH, case
 from torch.nn import Linear, ReLU, Sequential, Tanh
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from cases.linear import loss_of, mlp, train
-from harness.compare import check, expect_error, schemes_of, sgd
-from harness.registry import BOTH, case
-
 import poseidon_hvd as hvd
+from cases.linear import loss_of, mlp, train
 
 
 @case
 def in_place_activation(rank):
     def build():
-        return Sequential(Linear(12, 32), ReLU(inplace=True), Linear(32, 32), torch.nn.LeakyReLU(inplace=True), Linear(32, 10))
+        return Sequential(
+            Linear(12, 32), ReLU(inplace=True), Linear(32, 32), torch.nn.LeakyReLU(inplace=True), Linear(32, 10)
+        )
 
     check(rank, build, train(6, 12), expect={"*": "sfb"})
 
@@ -243,8 +244,13 @@ def gradient_penalty_on_parameters(rank):
 
     # The first weight acts through its own output only, also in the second term, so its factors still tell all. The second
     # one is used by the inner backward too. SiLU: a second derivative that is nowhere constant.
-    check(rank, lambda: Sequential(Linear(12, 16), torch.nn.SiLU(), Linear(16, 4)), run,
-          expect={"0.weight": "sfb", "2.weight": "allreduce"}, warns=["sfb was asked for but cannot be"])
+    check(
+        rank,
+        lambda: Sequential(Linear(12, 16), torch.nn.SiLU(), Linear(16, 4)),
+        run,
+        expect={"0.weight": "sfb", "2.weight": "allreduce"},
+        warns=["sfb was asked for but cannot be"],
+    )
 
 
 @case
@@ -295,8 +301,14 @@ def tensor_hook_added_later(rank):
         if step == 2:
             m[2].weight.register_hook(lambda g: 3 * g)
 
-    check(rank, mlp, train(6, 12), expect={"2.*": "allreduce", "0.*": "sfb"}, before=before,
-          warns=["its gradient came from elsewhere"])
+    check(
+        rank,
+        mlp,
+        train(6, 12),
+        expect={"2.*": "allreduce", "0.*": "sfb"},
+        before=before,
+        warns=["its gradient came from elsewhere"],
+    )
 
 
 @case
@@ -317,8 +329,14 @@ def tensor_hook_on_one_rank(rank):
         if rank.rank == 0:
             m[2].weight.register_hook(lambda g: 3 * g)
 
-    check(rank, mlp, train(6, 12), expect={"2.*": "allreduce", "0.*": "sfb"}, prepare=prepare,
-          warns=["sfb was asked for but cannot be"])
+    check(
+        rank,
+        mlp,
+        train(6, 12),
+        expect={"2.*": "allreduce", "0.*": "sfb"},
+        prepare=prepare,
+        warns=["sfb was asked for but cannot be"],
+    )
 
 
 @case
@@ -362,7 +380,12 @@ def weight_norm_and_spectral_norm(rank):
     """The layer's weight is computed: what the optimizer owns is no linear weight."""
 
     def build():
-        return Sequential(parametrizations.weight_norm(Linear(12, 16)), Tanh(), parametrizations.orthogonal(Linear(16, 16)), Linear(16, 4))
+        return Sequential(
+            parametrizations.weight_norm(Linear(12, 16)),
+            Tanh(),
+            parametrizations.orthogonal(Linear(16, 16)),
+            Linear(16, 4),
+        )
 
     check(rank, build, train(6, 12), expect={"0.param*": "allreduce", "2.param*": "allreduce", "3.*": "sfb"})
 
@@ -395,8 +418,13 @@ def pruned_later(rank):
             mask = (torch.arange(m[0].weight.numel()).view_as(m[0].weight) % 2).to(m[0].weight.dtype)
             loss_of(m[1](torch.nn.functional.linear(t.x(6, 12), m[0].weight * mask, m[0].bias))).backward()
 
-    check(rank, lambda: Sequential(Linear(12, 16), Linear(16, 4)), run, expect={"0.*": "allreduce", "1.*": "sfb"},
-          warns=["its gradient came from elsewhere"])
+    check(
+        rank,
+        lambda: Sequential(Linear(12, 16), Linear(16, 4)),
+        run,
+        expect={"0.*": "allreduce", "1.*": "sfb"},
+        warns=["its gradient came from elsewhere"],
+    )
 
 
 @case(real="anomaly mode belongs to the process")
@@ -427,7 +455,9 @@ def backward_in_another_thread(rank):
 @case
 def backward_twice_without_retain_graph(rank):
     model = mlp()
-    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), policy="sfb", backward_passes_per_step=2)
+    optimizer = hvd.DistributedOptimizer(
+        sgd(model.parameters()), model.named_parameters(), policy="sfb", backward_passes_per_step=2
+    )
     for step in range(2):
         optimizer.zero_grad()
         loss = loss_of(model(rank.random(step, 6, 12).float()))

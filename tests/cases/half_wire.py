@@ -3,15 +3,14 @@
 import sys
 
 import torch
+from harness.compare import Run3, Step, check, schemes_of
+from harness.registry import case
 from torch.nn import Linear, Sequential
 
+import poseidon_hvd as hvd
 from cases.embedding import ROWS, Words
 from cases.linear import loss_of
 from cases.planning import SLOW
-from harness.compare import Run3, Step, check, schemes_of
-from harness.registry import case
-
-import poseidon_hvd as hvd
 
 # Two roundings to float16. Step 0 is dense, where the order in which ranks are summed in float16 is chance.
 FLOOR = torch.finfo(torch.float16).eps
@@ -45,7 +44,7 @@ def factors(m, t, x_scale, d_scale, *, rows=7, salt=0):
 def balanced(t, rows=7, salt=0):
     """A power of ten per row of x and its inverse for d: every row adds as much to the gradient."""
     exponents = t.ids(17, rows, 1, salt=salt + 50) - 8
-    return 10.0**exponents.double(), 10.0 ** -exponents.double()
+    return 10.0 ** exponents.double(), 10.0 ** -exponents.double()
 
 
 @case
@@ -78,7 +77,7 @@ def every_magnitude_of_a_float64_model(rank):
 @case
 def magnitudes_of_a_bfloat16_model(rank):
     """bfloat16 has the range of float32. Its own rounding of the result dominates."""
-    pairs = [pair for pair in PAIRS if -6 <= torch.tensor(pair).log10().sum()]
+    pairs = [pair for pair in PAIRS if torch.tensor(pair).log10().sum() >= -6]
 
     def run(m, t):
         factors(m, t, *pairs[t.index]).backward()
@@ -260,8 +259,15 @@ def rows_that_are_rebuilt_on_the_rank(rank):
     module = sys.modules["poseidon_hvd.optimizer"]
     module._MAX_GATHERED_ELEMENTS = 10
     try:
-        half(rank, linear(), lambda m, t: factors(m, t, 1e5, 1e-6).backward(), expect={"*": "allreduce"}, times=2, steps=3,
-             warns=["its gradient came from elsewhere"])
+        half(
+            rank,
+            linear(),
+            lambda m, t: factors(m, t, 1e5, 1e-6).backward(),
+            expect={"*": "allreduce"},
+            times=2,
+            steps=3,
+            warns=["its gradient came from elsewhere"],
+        )
     finally:
         module._MAX_GATHERED_ELEMENTS = None
 

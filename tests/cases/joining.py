@@ -1,14 +1,13 @@
 """hvd.join() on ranks that have fewer steps than others, with uneven_steps: factors while all are there, allreduce while one is missing."""
 
 import torch
-from torch.nn import functional as F
-
-from cases.embedding import Table, Words, plain_sgd
-from cases.linear import loss_of, mlp
 from harness.compare import expect_error, relative_error, schemes_of
 from harness.registry import JOIN, case
+from torch.nn import functional as F
 
 import poseidon_hvd as hvd
+from cases.embedding import Table, Words, plain_sgd
+from cases.linear import loss_of, mlp
 
 # Steps of each rank before it joins, join after join; in the last round nobody is missing.
 ROUNDS = ((5, 3, 4, 3), (2, 6, 4, 6), (3, 1, 0, 2), (4, 4, 4, 4))
@@ -26,7 +25,7 @@ def train(rank, library, build, step, rounds, optimizer=plain_sgd, **wrap):
             step(library, optimizer, model, index + i)
             optimizer.step()
         last = library.join()
-        assert counts[last] == max(counts[:rank.size])
+        assert counts[last] == max(counts[: rank.size])
         library.broadcast_parameters(model.state_dict(), root_rank=last)
         index += max(counts)
         if library is hvd:
@@ -44,7 +43,7 @@ def check(rank, build, step, *, rounds=ROUNDS, horovod=None, **wrap):
     full = 0
     planned = 0  # the first full step runs dense
     for counts, tensors in zip(rounds, gathered):
-        full += min(counts[:rank.size])
+        full += min(counts[: rank.size])
         planned = planned or min(full, 1)
         assert tensors == factored * (full - planned), (gathered, factored, rounds)
     return optimizer
@@ -69,8 +68,10 @@ def linear_layers(rank):
 @case(real=JOIN, seconds=120)
 def without_bias_and_in_half_precision(rank):
     """Rounded twice on our side, rows and then their product, so the comparison is coarser than the others."""
-    results = [train(rank, library, lambda: mlp(bias=False), plain(rank), ROUNDS, compression=hvd.Compression.fp16, **wrap)[0]
-               for library, wrap in ((rank.horovod, {}), (hvd, {"policy": "sfb", "uneven_steps": True}))]
+    results = [
+        train(rank, library, lambda: mlp(bias=False), plain(rank), ROUNDS, compression=hvd.Compression.fp16, **wrap)[0]
+        for library, wrap in ((rank.horovod, {}), (hvd, {"policy": "sfb", "uneven_steps": True}))
+    ]
     assert relative_error(results[1], results[0].double()) < 1e-3
 
 
@@ -158,8 +159,12 @@ def sparse_gradients_stay_sparse(rank):
     for policy in ("sfb", "allreduce"):
         torch.manual_seed(7)
         model = Table(sparse=True)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SparseAdam(list(model.parameters()), lr=0.01), model.named_parameters(),
-                                             policy=policy, uneven_steps=True)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SparseAdam(list(model.parameters()), lr=0.01),
+            model.named_parameters(),
+            policy=policy,
+            uneven_steps=True,
+        )
         for index in range((5, 3, 4, 3)[rank.rank]):
             optimizer.zero_grad()
             if index == 0 or (index + rank.rank) % 2:
@@ -193,8 +198,9 @@ def forward_and_half_a_step_before_the_join(rank):
     for library, wrap in ((rank.horovod, {}), (hvd, {"policy": "sfb", "uneven_steps": True})):
         torch.manual_seed(7)
         model = mlp()
-        optimizer = library.DistributedOptimizer(plain_sgd(model.parameters()), model.named_parameters(), backward_passes_per_step=2,
-                                                 **wrap)
+        optimizer = library.DistributedOptimizer(
+            plain_sgd(model.parameters()), model.named_parameters(), backward_passes_per_step=2, **wrap
+        )
         for index in range(6 if rank.rank == 0 else 3):
             optimizer.zero_grad()
             for salt in range(2):
@@ -213,7 +219,9 @@ def forward_and_half_a_step_before_the_join(rank):
 def one_more_collective_per_step(rank):
     torch.manual_seed(7)
     model = mlp()
-    optimizer = hvd.DistributedOptimizer(plain_sgd(model.parameters()), model.named_parameters(), policy="sfb", uneven_steps=True)
+    optimizer = hvd.DistributedOptimizer(
+        plain_sgd(model.parameters()), model.named_parameters(), policy="sfb", uneven_steps=True
+    )
     counts = []
     for index in range((7, 5, 6, 5)[rank.rank]):
         optimizer.zero_grad()
@@ -234,13 +242,16 @@ def one_more_collective_per_step(rank):
 def nothing_is_counted_where_nothing_is_gathered(rank):
     torch.manual_seed(7)
     model = mlp()
-    optimizer = hvd.DistributedOptimizer(plain_sgd(model.parameters()), model.named_parameters(), policy="allreduce", uneven_steps=True,
-                                         dense="horovod")
+    optimizer = hvd.DistributedOptimizer(
+        plain_sgd(model.parameters()), model.named_parameters(), policy="allreduce", uneven_steps=True, dense="horovod"
+    )
     for index in range((5, 3, 4, 3)[rank.rank]):
         optimizer.zero_grad()
         loss_of(model(batch(rank, index))).backward()
         optimizer.step()
-        assert optimizer.stats()["schemes"]["allreduce"]["collectives"] == 6 * (index + 1) + 1  # in the step of the first plan
+        assert (
+            optimizer.stats()["schemes"]["allreduce"]["collectives"] == 6 * (index + 1) + 1
+        )  # in the step of the first plan
     hvd.join()
 
 
@@ -249,8 +260,12 @@ def several_optimizers(rank):
     def run(library, **wrap):
         torch.manual_seed(7)
         models = [mlp(), mlp()]
-        optimizers = [library.DistributedOptimizer(plain_sgd(m.parameters()), [(f"{i}.{n}", p) for n, p in m.named_parameters()], **wrap)
-                      for i, m in enumerate(models)]
+        optimizers = [
+            library.DistributedOptimizer(
+                plain_sgd(m.parameters()), [(f"{i}.{n}", p) for n, p in m.named_parameters()], **wrap
+            )
+            for i, m in enumerate(models)
+        ]
         for index in range((5, 3, 4, 3)[rank.rank]):
             for optimizer in optimizers:
                 optimizer.zero_grad()
@@ -286,8 +301,9 @@ def weighed_by_samples(rank):
 @case(real=JOIN)
 def settings_that_differ_are_an_error(rank):
     model = mlp()
-    optimizer = hvd.DistributedOptimizer(plain_sgd(model.parameters()), model.named_parameters(), policy="sfb",
-                                         uneven_steps=rank.rank == 0)
+    optimizer = hvd.DistributedOptimizer(
+        plain_sgd(model.parameters()), model.named_parameters(), policy="sfb", uneven_steps=rank.rank == 0
+    )
     loss = loss_of(model(batch(rank, 0)))
 
     def first_step():
@@ -302,8 +318,13 @@ def other_process_sets_have_no_join(rank):
     """Horovod's join is of all ranks; an optimizer over some of them is as without the option."""
     torch.manual_seed(7)
     model = mlp()
-    optimizer = hvd.DistributedOptimizer(plain_sgd(model.parameters()), model.named_parameters(), policy="sfb", uneven_steps=True,
-                                         process_set=rank.subset)
+    optimizer = hvd.DistributedOptimizer(
+        plain_sgd(model.parameters()),
+        model.named_parameters(),
+        policy="sfb",
+        uneven_steps=True,
+        process_set=rank.subset,
+    )
     for index in range(4):
         optimizer.zero_grad()
         loss_of(model(batch(rank, index))).backward()

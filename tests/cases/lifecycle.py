@@ -7,13 +7,21 @@ import pickle
 import weakref
 
 import torch
+from harness.compare import (
+    Run3,
+    assert_schemes,
+    check,
+    poseidon_warnings,
+    relative_error,
+    schemes_of,
+    sgd,
+    trajectories,
+)
+from harness.registry import BOTH, case
 from torch.nn import Linear, Sequential
 
-from cases.linear import loss_of, mlp, train
-from harness.compare import (Run3, assert_schemes, check, poseidon_warnings, relative_error, schemes_of, sgd, trajectories)
-from harness.registry import BOTH, case
-
 import poseidon_hvd as hvd
+from cases.linear import loss_of, mlp, train
 
 
 def trained(rank, steps=3, policy="sfb", **wrap):
@@ -275,7 +283,9 @@ def broadcasts_after_wrapping(rank):
     for kind in (lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9), torch.optim.Adam):
         torch.manual_seed(rank.rank)
         model = mlp()
-        optimizer = hvd.DistributedOptimizer(kind(model.parameters(), lr=0.1 / (1 + rank.rank)), model.named_parameters(), policy="sfb")
+        optimizer = hvd.DistributedOptimizer(
+            kind(model.parameters(), lr=0.1 / (1 + rank.rank)), model.named_parameters(), policy="sfb"
+        )
         hvd.broadcast_parameters(model.state_dict(), 0)
         hvd.broadcast_optimizer_state(optimizer, 0)
         assert abs(optimizer.param_groups[0]["lr"] - 0.1) < 1e-6
@@ -345,7 +355,9 @@ def forked_workers_that_use_the_model(rank):
 
     expected = model(torch.arange(12)[:, None].expand(12, 12) / 12).detach()
     seen = []
-    for step, answers in enumerate(DataLoader(Answers(), batch_size=6, num_workers=2, multiprocessing_context="fork"), 3):
+    for step, answers in enumerate(
+        DataLoader(Answers(), batch_size=6, num_workers=2, multiprocessing_context="fork"), 3
+    ):
         one_step(rank, model, optimizer, step)
         seen.append(answers)
     assert len(seen) == 2 and relative_error(torch.cat(seen), expected.double()) < 1e-5
@@ -356,7 +368,10 @@ def forked_workers_that_use_the_model(rank):
 def unnamed_parameters_in_two_groups(rank):
     torch.manual_seed(7)
     model = mlp()
-    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": [*model[2].parameters(), *model[4].parameters()]}]
+    groups = [
+        {"params": model[0].parameters(), "lr": 0.1},
+        {"params": [*model[2].parameters(), *model[4].parameters()]},
+    ]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.05), policy="sfb")
     for step in range(3):
         one_step(rank, model, optimizer, step)
@@ -383,7 +398,9 @@ def parameters_from_sets(rank):
     torch.manual_seed(7)
     junk = [torch.empty(17 * (rank.rank + 1)) for _ in range(rank.rank * 50)]  # other addresses on every rank
     model = mlp()
-    optimizer = hvd.DistributedOptimizer(sgd(list(set(model.parameters()))), set(model.named_parameters()), policy="sfb")
+    optimizer = hvd.DistributedOptimizer(
+        sgd(list(set(model.parameters()))), set(model.named_parameters()), policy="sfb"
+    )
     for step in range(4):
         one_step(rank, model, optimizer, step)
     assert set(schemes_of(optimizer).values()) == {"sfb"}
@@ -423,7 +440,7 @@ def flat_gradient_buffer(rank):
     flat = torch.zeros(sum(p.numel() for p in model.parameters()))
     offset = 0
     for p in model.parameters():
-        p.grad = flat[offset:offset + p.numel()].view_as(p)
+        p.grad = flat[offset : offset + p.numel()].view_as(p)
         offset += p.numel()
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), policy="sfb")
     for step in range(4):
@@ -462,7 +479,9 @@ def views_of_gradients_kept_by_the_user(rank):
     for step in range(3, 7):
         one_step(rank, model, optimizer, step)
         kept.append([p.grad.detach()[:1] for p in model.parameters()] + [p.grad.numpy() for p in model.parameters()])
-        copies.append([p.grad[:1].clone() for p in model.parameters()] + [p.grad.numpy().copy() for p in model.parameters()])
+        copies.append(
+            [p.grad[:1].clone() for p in model.parameters()] + [p.grad.numpy().copy() for p in model.parameters()]
+        )
     for before, after in zip(copies, kept):
         assert all((a == b).all() for a, b in zip(before, after))
 

@@ -1,11 +1,10 @@
 """Linear layers of every form: shapes of input, bias, calls per step, rows per rank."""
 
 import torch
-from torch.nn import Linear, ReLU, Sequential, Tanh
-from torch.nn import functional as F
-
 from harness.compare import check
 from harness.registry import BOTH, case
+from torch.nn import Linear, ReLU, Sequential, Tanh
+from torch.nn import functional as F
 
 
 def mlp(bias=True):
@@ -199,7 +198,9 @@ def functional_linear(rank):
 @case(**BOTH)
 def convolutions_stay_dense(rank):
     def build():
-        return Sequential(torch.nn.Conv2d(1, 4, 3), ReLU(), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), Linear(144, 10))
+        return Sequential(
+            torch.nn.Conv2d(1, 4, 3), ReLU(), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), Linear(144, 10)
+        )
 
     check(rank, build, train(5, 1, 8, 8), expect={"0.*": "allreduce", "2.*": "allreduce", "4.*": "sfb"})
 
@@ -209,7 +210,9 @@ def channels_last_model(rank):
     """Strided gradients raise in plain Horovod; here only the float64 reference counts."""
 
     def build():
-        return Sequential(torch.nn.Conv2d(3, 4, 3), ReLU(), torch.nn.Flatten(), Linear(144, 10)).to(memory_format=torch.channels_last)
+        return Sequential(torch.nn.Conv2d(3, 4, 3), ReLU(), torch.nn.Flatten(), Linear(144, 10)).to(
+            memory_format=torch.channels_last
+        )
 
     def run(m, t):
         loss_of(m(t.x(5, 3, 8, 8).to(memory_format=torch.channels_last))).backward()

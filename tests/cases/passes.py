@@ -1,13 +1,21 @@
 """Backward passes per step, and everything a user may do to gradients between them."""
 
 import torch
+from harness.compare import (
+    assert_schemes,
+    check,
+    expect_error,
+    poseidon_warnings,
+    relative_error,
+    schemes_of,
+    sgd,
+    trajectories,
+)
+from harness.registry import BOTH, case
 from torch.nn import Linear, Sequential, Tanh
 
-from cases.linear import loss_of, mlp, train
-from harness.compare import assert_schemes, check, expect_error, poseidon_warnings, relative_error, schemes_of, sgd, trajectories
-from harness.registry import BOTH, case
-
 import poseidon_hvd as hvd
+from cases.linear import loss_of, mlp, train
 
 
 def several(passes, rows=6):
@@ -41,13 +49,24 @@ def fewer_passes_than_configured(rank):
 
 @case(**BOTH)
 def fewer_passes_on_one_rank(rank):
-    check(rank, mlp, several(lambda t: 2 if rank.rank == t.index % rank.size else 3), expect={"*": "sfb"}, backward_passes_per_step=3)
+    check(
+        rank,
+        mlp,
+        several(lambda t: 2 if rank.rank == t.index % rank.size else 3),
+        expect={"*": "sfb"},
+        backward_passes_per_step=3,
+    )
 
 
 @case
 def no_pass_on_one_rank(rank):
-    check(rank, mlp, several(lambda t: 0 if t.index > 0 and rank.rank == t.index % rank.size else 2), expect={"*": "sfb"},
-          backward_passes_per_step=2)
+    check(
+        rank,
+        mlp,
+        several(lambda t: 0 if t.index > 0 and rank.rank == t.index % rank.size else 2),
+        expect={"*": "sfb"},
+        backward_passes_per_step=2,
+    )
 
 
 @case
@@ -123,8 +142,12 @@ def too_many_passes(rank):
         if dense_first:
             optimizer.zero_grad()
         loss_of(model(rank.random(3, 6, 12).float())).backward()
-        expect_error(rank, AssertionError, ["backward_passes_per_step"],
-                     lambda: loss_of(model(rank.random(4, 6, 12).float())).backward())
+        expect_error(
+            rank,
+            AssertionError,
+            ["backward_passes_per_step"],
+            lambda: loss_of(model(rank.random(4, 6, 12).float())).backward(),
+        )
         optimizer.synchronize()
 
 
@@ -133,8 +156,12 @@ def too_many_passes_in_the_profiling_step(rank):
     model = mlp()
     optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), policy="sfb")
     loss_of(model(rank.random(3, 6, 12).float())).backward()
-    expect_error(rank, AssertionError, ["backward_passes_per_step"],
-                 lambda: loss_of(model(rank.random(4, 6, 12).float())).backward())
+    expect_error(
+        rank,
+        AssertionError,
+        ["backward_passes_per_step"],
+        lambda: loss_of(model(rank.random(4, 6, 12).float())).backward(),
+    )
     optimizer.synchronize()
 
 
@@ -222,8 +249,14 @@ def zero_grad_between_backward_and_step(rank):
 def accumulation_without_zero_grad(rank):
     """The reduced gradient of the last step is a part of this one's that no factor covers."""
     with poseidon_warnings():
-        check(rank, mlp, train(6, 12), expect={"*": "allreduce"}, keep_grads=True,
-              warns=["its gradient came from elsewhere"] * 3)
+        check(
+            rank,
+            mlp,
+            train(6, 12),
+            expect={"*": "allreduce"},
+            keep_grads=True,
+            warns=["its gradient came from elsewhere"] * 3,
+        )
 
 
 @case
@@ -259,7 +292,9 @@ def gradients_discarded_after_the_last_but_one_pass(rank):
 def zero_gradients_scaled_between_passes(rank):
     """What .grad shows between passes is zero, and zero times anything looks as if it had been discarded. It must not."""
     model = Sequential(Linear(12, 20), Tanh(), Linear(20, 4))
-    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), policy="sfb", backward_passes_per_step=2)
+    optimizer = hvd.DistributedOptimizer(
+        sgd(model.parameters()), model.named_parameters(), policy="sfb", backward_passes_per_step=2
+    )
 
     def step(index, between=lambda: None):
         optimizer.zero_grad()
@@ -272,7 +307,10 @@ def zero_gradients_scaled_between_passes(rank):
     step(0)
     step(1, lambda: [p.grad.mul_(1.0) for p in model.parameters()])  # changes nothing
     assert_schemes(optimizer, {"*": "sfb"})
-    scaled = {"both": lambda: [p.grad.mul_(0.5) for p in model.parameters()], "bias": lambda: model[2].bias.grad.mul_(2)}
+    scaled = {
+        "both": lambda: [p.grad.mul_(0.5) for p in model.parameters()],
+        "bias": lambda: model[2].bias.grad.mul_(2),
+    }
     for index, between in enumerate(scaled.values()):
         expect_error(rank, RuntimeError, ["was modified between two backward passes"], lambda: step(2 + index, between))
         optimizer._session.reset()
@@ -283,7 +321,9 @@ def zero_gradients_scaled_between_passes(rank):
 def gradients_scaled_between_passes(rank):
     """In Horovod this works. Where SFB cannot, it must say so on the rank that does it, not send something else."""
     model = Sequential(Linear(12, 20), Tanh(), Linear(20, 4))
-    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), policy="sfb", backward_passes_per_step=2)
+    optimizer = hvd.DistributedOptimizer(
+        sgd(model.parameters()), model.named_parameters(), policy="sfb", backward_passes_per_step=2
+    )
     for step in range(2):
         optimizer.zero_grad()
         for salt in range(2):
@@ -321,7 +361,9 @@ def clipping(rank):
         rank.assert_same_everywhere([norm, *model.parameters()], "clipped")
         after = optimizer.stats()
         assert after["steps"] == before["steps"] + 1
-        rounds = sum(after["schemes"][s]["collectives"] - before["schemes"][s]["collectives"] for s in ("sfb", "allreduce"))
+        rounds = sum(
+            after["schemes"][s]["collectives"] - before["schemes"][s]["collectives"] for s in ("sfb", "allreduce")
+        )
         assert rounds == (6 if step == 0 else 3), (rounds, after)
 
 

@@ -7,17 +7,19 @@ import os
 import time
 
 import torch
-from torch.nn import Linear, ReLU, Sequential
-
-from cases.linear import loss_of, mlp, train
 from harness.compare import check, reasons_of, schemes_of, sgd
 from harness.registry import BOTH, JOIN, case
+from torch.nn import Linear, ReLU, Sequential
 
 import poseidon_hvd as hvd
+from cases.linear import loss_of, mlp, train
 
 # 1 MB/s; and a network on which nothing is worth a gather, whatever noise there is in what products were measured to cost.
 SLOW = {kind: {"alpha_seconds": 1e-4, "beta_seconds_per_byte": 1e-6} for kind in ("allreduce", "allgather")}
-FAST = {"allreduce": {"alpha_seconds": 1e-9, "beta_seconds_per_byte": 1e-15}, "allgather": {"alpha_seconds": 1.0, "beta_seconds_per_byte": 1e-15}}
+FAST = {
+    "allreduce": {"alpha_seconds": 1e-9, "beta_seconds_per_byte": 1e-15},
+    "allgather": {"alpha_seconds": 1.0, "beta_seconds_per_byte": 1e-15},
+}
 
 
 def wide():
@@ -62,14 +64,25 @@ def one_plan_from_different_timings(rank):
     plan = same_plan(rank, runs.optimizer)
     assert plan["made_at_step"] in (7, 8) and plan["size"] == rank.size  # 7: four steps after a trial began
     network = plan["network"]
-    assert all(network[kind]["alpha_seconds"] + network[kind]["beta_seconds_per_byte"] > 0 for kind in ("allreduce", "allgather"))
+    assert all(
+        network[kind]["alpha_seconds"] + network[kind]["beta_seconds_per_byte"] > 0
+        for kind in ("allreduce", "allgather")
+    )
     assert 0 <= plan["exposed_seconds"] < plan["predicted_step_seconds"] and plan["predicted_dense_step_seconds"] > 0
     assert plan["predicted_step_seconds"] > 0.07  # every rank's plan knows of the slow one
 
 
 @case(**BOTH)
 def slow_network_chooses_factors(rank):
-    runs = check(rank, wide, rows_by_step(lambda step: 4), expect={"0.*": "sfb", "2.*": "sfb"}, policy="time", network=SLOW, steps=6)
+    runs = check(
+        rank,
+        wide,
+        rows_by_step(lambda step: 4),
+        expect={"0.*": "sfb", "2.*": "sfb"},
+        policy="time",
+        network=SLOW,
+        steps=6,
+    )
     plan = same_plan(rank, runs.optimizer)
     by_name = {t["name"]: t for t in plan["tensors"]}
     costs = by_name["0.weight"]["costs"]
@@ -78,7 +91,11 @@ def slow_network_chooses_factors(rank):
     assert by_name["0.weight"]["rows"] == 4 * rank.size and by_name["0.weight"]["shape"] == [256, 64]
     assert plan["predicted_step_seconds"] < plan["predicted_dense_step_seconds"]
     report = runs.optimizer.scheme_report()
-    assert "predicted step" in report and "allreduce ms" in report and "network: allreduce 0.10 ms + 1e+03 ns/byte" in report
+    assert (
+        "predicted step" in report
+        and "allreduce ms" in report
+        and "network: allreduce 0.10 ms + 1e+03 ns/byte" in report
+    )
 
 
 @case
@@ -94,16 +111,38 @@ def many_rows_choose_allreduce(rank):
 
 @case
 def memory_limit(rank):
-    runs = check(rank, wide, rows_by_step(lambda step: 4), expect={"*": "allreduce"}, policy="time", network=SLOW, memory_limit=100)
+    runs = check(
+        rank,
+        wide,
+        rows_by_step(lambda step: 4),
+        expect={"*": "allreduce"},
+        policy="time",
+        network=SLOW,
+        memory_limit=100,
+    )
     assert "memory limit" in reasons_of(runs.optimizer)["0.weight"]
 
 
 @case
 def overrides_go_before_time(rank):
-    check(rank, wide, rows_by_step(lambda step: 4), expect={"0.*": "allreduce", "2.*": "sfb"}, policy="time", network=SLOW,
-          schemes={"0.weight": "allreduce"})
-    check(rank, wide, rows_by_step(lambda step: 64), expect={"0.*": "sfb", "2.*": "allreduce"}, policy="time", network=FAST,
-          schemes={"0.weight": "sfb"})
+    check(
+        rank,
+        wide,
+        rows_by_step(lambda step: 4),
+        expect={"0.*": "allreduce", "2.*": "sfb"},
+        policy="time",
+        network=SLOW,
+        schemes={"0.weight": "allreduce"},
+    )
+    check(
+        rank,
+        wide,
+        rows_by_step(lambda step: 64),
+        expect={"0.*": "sfb", "2.*": "allreduce"},
+        policy="time",
+        network=FAST,
+        schemes={"0.weight": "sfb"},
+    )
 
 
 @case(**BOTH, seconds=180)
@@ -121,24 +160,44 @@ def rows_change_for_good(rank):
 @case(seconds=120)
 def four_steps_of_other_rows_bring_a_plan_forward(rank):
     seen = []
-    check(rank, wide, rows_by_step(lambda step: 4 if step < 9 else 200), expect={"0.*": "allreduce"}, policy="bytes", steps=15,
-          zero=noting(seen))
+    check(
+        rank,
+        wide,
+        rows_by_step(lambda step: 4 if step < 9 else 200),
+        expect={"0.*": "allreduce"},
+        policy="bytes",
+        steps=15,
+        zero=noting(seen),
+    )
     assert seen[1:14] == ["sfb"] * 13 and seen[14] == "allreduce", seen
 
 
 @case(seconds=120)
 def a_short_last_batch_changes_nothing(rank):
     seen = []
-    check(rank, wide, rows_by_step(lambda step: 200 if step % 4 == 2 else 4), expect={"0.*": "sfb"}, policy="bytes", steps=9,
-          zero=noting(seen))
+    check(
+        rank,
+        wide,
+        rows_by_step(lambda step: 200 if step % 4 == 2 else 4),
+        expect={"0.*": "sfb"},
+        policy="bytes",
+        steps=9,
+        zero=noting(seen),
+    )
     assert set(seen[1:]) == {"sfb"}, seen
 
 
 @case(seconds=120)
 def rows_change_on_one_rank(rank):
     """The sum over ranks decides, and all see the same sum."""
-    runs = check(rank, wide, rows_by_step(lambda step: 4 if step < 4 or rank.rank != 1 else 600), expect={"0.*": "allreduce"},
-                 policy="bytes", steps=10)
+    runs = check(
+        rank,
+        wide,
+        rows_by_step(lambda step: 4 if step < 4 or rank.rank != 1 else 600),
+        expect={"0.*": "allreduce"},
+        policy="bytes",
+        steps=10,
+    )
     same_plan(rank, runs.optimizer)
 
 
@@ -159,15 +218,21 @@ def added_group_is_planned(rank):
     torch.manual_seed(7)
     model = wide()
     names = dict(model.named_parameters())
-    optimizer = hvd.DistributedOptimizer(sgd(model[:2].parameters()), [(n, p) for n, p in names.items() if n.startswith("0.")],
-                                         policy="time", network=SLOW)
+    optimizer = hvd.DistributedOptimizer(
+        sgd(model[:2].parameters()),
+        [(n, p) for n, p in names.items() if n.startswith("0.")],
+        policy="time",
+        network=SLOW,
+    )
     for step in range(8):
         if step == 3:
             optimizer.add_param_group({"params": list(model[2:].parameters())})
         optimizer.zero_grad()
         loss_of(model(rank.random(step, 4, 64).float())).backward()
         optimizer.step()
-        rank.assert_same_everywhere(model[:3].parameters() if step >= 3 else model[0].parameters(), f"parameters after step {step}")
+        rank.assert_same_everywhere(
+            model[:3].parameters() if step >= 3 else model[0].parameters(), f"parameters after step {step}"
+        )
     assert schemes_of(optimizer)["0.weight"] == "sfb" and len(same_plan(rank, optimizer)["tensors"]) == 6
 
 
@@ -203,8 +268,9 @@ def plan_is_logged_on_rank_0(rank):
 def different_networks_are_an_error(rank):
     """Settings that differ between ranks are named, not guessed at."""
     model = mlp()
-    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), policy="time",
-                                         network=SLOW if rank.rank == 0 else FAST)
+    optimizer = hvd.DistributedOptimizer(
+        sgd(model.parameters()), model.named_parameters(), policy="time", network=SLOW if rank.rank == 0 else FAST
+    )
     try:
         loss_of(model(rank.random(0, 2, 12).float())).backward()
         optimizer.step()
@@ -250,9 +316,18 @@ def ids_change_for_good(rank):
         seen.append(schemes_of(optimizer).get("table.weight"))
         optimizer.zero_grad()
 
-    check(rank, Words, lambda m, t: loss_of(m(t.ids(400, 6 if t.index < 5 or t.index >= 12 else 3000))).backward(),
-          expect={"table.*": "row-sparse"}, policy="bytes", steps=21, zero=zero)
-    assert seen[1:9] == ["row-sparse"] * 8 and seen[9:19] == ["allreduce"] * 10 and seen[19:] == ["row-sparse"] * 2, seen
+    check(
+        rank,
+        Words,
+        lambda m, t: loss_of(m(t.ids(400, 6 if t.index < 5 or t.index >= 12 else 3000))).backward(),
+        expect={"table.*": "row-sparse"},
+        policy="bytes",
+        steps=21,
+        zero=zero,
+    )
+    assert seen[1:9] == ["row-sparse"] * 8 and seen[9:19] == ["allreduce"] * 10 and seen[19:] == ["row-sparse"] * 2, (
+        seen
+    )
 
 
 @case(real=JOIN, seconds=120)

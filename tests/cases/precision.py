@@ -1,15 +1,14 @@
 """Dtypes, compression, reductions, groups and process sets."""
 
 import torch
+from harness.compare import check, schemes_of, sgd
+from harness.registry import BOTH, PROCESS_SET, case
 from torch.nn import Linear, Module, Parameter, ReLU, Sequential
 
+import poseidon_hvd as hvd
 from cases.embedding import GATHERED, Words, plain_sgd
 from cases.linear import loss_of, mlp, train
 from cases.passes import several
-from harness.compare import check, schemes_of, sgd
-from harness.registry import BOTH, PROCESS_SET, case
-
-import poseidon_hvd as hvd
 
 
 @case
@@ -40,19 +39,40 @@ def float16_three_passes(rank):
 @case(**BOTH)
 def bfloat16_model(rank):
     """Plain Horovod refuses bfloat16; with fp16 compression it runs, and is what we are measured against."""
-    check(rank, mlp, train(6, 12), expect={"*": "sfb"}, dtype=torch.bfloat16, horovod_wrap={"compression": rank.horovod.Compression.fp16})
+    check(
+        rank,
+        mlp,
+        train(6, 12),
+        expect={"*": "sfb"},
+        dtype=torch.bfloat16,
+        horovod_wrap={"compression": rank.horovod.Compression.fp16},
+    )
 
 
 @case
 def bfloat16_dense(rank):
-    check(rank, mlp, train(6, 12), expect={"*": "allreduce"}, policy="allreduce", dtype=torch.bfloat16,
-          horovod_wrap={"compression": rank.horovod.Compression.fp16})
+    check(
+        rank,
+        mlp,
+        train(6, 12),
+        expect={"*": "allreduce"},
+        policy="allreduce",
+        dtype=torch.bfloat16,
+        horovod_wrap={"compression": rank.horovod.Compression.fp16},
+    )
 
 
 @case
 def bfloat16_three_passes(rank):
-    check(rank, mlp, several(3), expect={"*": "sfb"}, dtype=torch.bfloat16, backward_passes_per_step=3,
-          horovod_wrap={"compression": rank.horovod.Compression.fp16, "backward_passes_per_step": 3})
+    check(
+        rank,
+        mlp,
+        several(3),
+        expect={"*": "sfb"},
+        dtype=torch.bfloat16,
+        backward_passes_per_step=3,
+        horovod_wrap={"compression": rank.horovod.Compression.fp16, "backward_passes_per_step": 3},
+    )
 
 
 @case
@@ -185,20 +205,41 @@ def grad_scaler_changes_nothing(rank):
 
 @case(**BOTH)
 def fp16_compression(rank):
-    check(rank, mlp, train(6, 12), expect={"*": "sfb"}, compression=rank.horovod.Compression.fp16, floor=torch.finfo(torch.float16).eps)
+    check(
+        rank,
+        mlp,
+        train(6, 12),
+        expect={"*": "sfb"},
+        compression=rank.horovod.Compression.fp16,
+        floor=torch.finfo(torch.float16).eps,
+    )
 
 
 @case
 def fp16_compression_dense(rank):
-    check(rank, mlp, train(6, 12), expect={"*": "allreduce"}, policy="allreduce", compression=rank.horovod.Compression.fp16,
-          floor=torch.finfo(torch.float16).eps)
+    check(
+        rank,
+        mlp,
+        train(6, 12),
+        expect={"*": "allreduce"},
+        policy="allreduce",
+        compression=rank.horovod.Compression.fp16,
+        floor=torch.finfo(torch.float16).eps,
+    )
 
 
 @case
 def fp16_compression_of_a_float64_model(rank):
     # The floor is that of what travels.
-    check(rank, mlp, train(6, 12), expect={"*": "sfb"}, compression=rank.horovod.Compression.fp16, dtype=torch.float64,
-          floor=torch.finfo(torch.float16).eps)
+    check(
+        rank,
+        mlp,
+        train(6, 12),
+        expect={"*": "sfb"},
+        compression=rank.horovod.Compression.fp16,
+        dtype=torch.float64,
+        floor=torch.finfo(torch.float16).eps,
+    )
 
 
 @case
@@ -249,7 +290,14 @@ def predivide_2(rank):
 
 @case(**BOTH)
 def predivide_by_size(rank):
-    check(rank, mlp, several(3), expect={"*": "sfb"}, gradient_predivide_factor=float(rank.size), backward_passes_per_step=3)
+    check(
+        rank,
+        mlp,
+        several(3),
+        expect={"*": "sfb"},
+        gradient_predivide_factor=float(rank.size),
+        backward_passes_per_step=3,
+    )
 
 
 @case
@@ -260,7 +308,10 @@ def predivide_dense(rank):
 @case(seconds=150)
 def sums_and_averages(rank):
     """Passes are summed on the rank, and averaged or summed over ranks: with every reduction, number of passes and scheme alike."""
-    reductions = [{"op": rank.horovod.Sum}, *({"gradient_predivide_factor": factor} for factor in (1.0, 2.0, float(rank.size)))]
+    reductions = [
+        {"op": rank.horovod.Sum},
+        *({"gradient_predivide_factor": factor} for factor in (1.0, 2.0, float(rank.size))),
+    ]
     for reduction in reductions:
         for passes in (1, 3):
 
@@ -271,7 +322,15 @@ def sums_and_averages(rank):
             options = {"steps": 3, "backward_passes_per_step": passes, **reduction}
             check(rank, Words, run, expect={"embed.weight": "row-sparse", "head.*": "sfb"}, **options)
             check(rank, Words, run, expect={"*": "allreduce"}, policy="allreduce", **options)
-            check(rank, lambda: Words(sparse=True), run, expect=GATHERED, policy="allreduce", optimizer=plain_sgd, **options)
+            check(
+                rank,
+                lambda: Words(sparse=True),
+                run,
+                expect=GATHERED,
+                policy="allreduce",
+                optimizer=plain_sgd,
+                **options,
+            )
 
 
 @case
@@ -285,8 +344,15 @@ def predivide_keeps_half_precision_finite(rank):
 
     for value, factor in ((40000.0, float(rank.size)), (17 * 2.0**-24, 1.0)):
         for options in ({"dtype": torch.float16}, {"compression": rank.horovod.Compression.fp16}):
-            runs = check(rank, Model, lambda m, t: (m.weight * value).sum().backward(), expect={"weight": "allreduce"}, steps=2,
-                         gradient_predivide_factor=factor, **options)
+            runs = check(
+                rank,
+                Model,
+                lambda m, t: (m.weight * value).sum().backward(),
+                expect={"weight": "allreduce"},
+                steps=2,
+                gradient_predivide_factor=factor,
+                **options,
+            )
             assert (runs.model.weight.grad == value).all(), (runs.model.weight.grad, options)
 
 
@@ -306,8 +372,13 @@ def groups_as_a_number(rank):
 @case(**BOTH)
 def groups_as_lists(rank):
     """Members of a group are dense, the others are free."""
-    check(rank, mlp, train(6, 12), expect={"0.*": "allreduce", "2.weight": "allreduce", "4.*": "sfb"},
-          groups=[["0.weight", "0.bias"], ["2.weight", "2.bias"]])
+    check(
+        rank,
+        mlp,
+        train(6, 12),
+        expect={"0.*": "allreduce", "2.weight": "allreduce", "4.*": "sfb"},
+        groups=[["0.weight", "0.bias"], ["2.weight", "2.bias"]],
+    )
 
 
 @case
@@ -324,7 +395,14 @@ def group_unused_on_one_rank(rank):
         h = torch.relu(m[0](t.x(6, 12)))
         loss_of(m[4](torch.tanh(m[2](h))) if rank.rank != t.index % rank.size else h).backward()
 
-    check(rank, mlp, run, expect={"2.*": "allreduce", "0.*": "sfb"}, groups=[["2.weight", "4.weight", "4.bias"]], horovod=False)
+    check(
+        rank,
+        mlp,
+        run,
+        expect={"2.*": "allreduce", "0.*": "sfb"},
+        groups=[["2.weight", "4.weight", "4.bias"]],
+        horovod=False,
+    )
 
 
 @case
@@ -347,8 +425,14 @@ def process_set_dense_and_extra(rank):
         loss.backward()
 
     # Only members exchange, so only they warn.
-    check(rank, mlp, run, expect={"*": "sfb"}, process_set=rank.subset,
-          warns=["its gradient came from elsewhere"] if rank.subset.included() else [])
+    check(
+        rank,
+        mlp,
+        run,
+        expect={"*": "sfb"},
+        process_set=rank.subset,
+        warns=["its gradient came from elsewhere"] if rank.subset.included() else [],
+    )
 
 
 @case(threads=(4, 8), real=PROCESS_SET, ranks=(4,))
@@ -357,7 +441,9 @@ def process_set_beside_the_global_one(rank):
     torch.manual_seed(7)
     both, part = mlp(), mlp()
     outer = hvd.DistributedOptimizer(sgd(both.parameters()), both.named_parameters("both"), policy="sfb")
-    inner = hvd.DistributedOptimizer(sgd(part.parameters()), part.named_parameters("part"), policy="sfb", process_set=rank.subset)
+    inner = hvd.DistributedOptimizer(
+        sgd(part.parameters()), part.named_parameters("part"), policy="sfb", process_set=rank.subset
+    )
     for step in range(4):
         outer.zero_grad()
         inner.zero_grad()
@@ -385,5 +471,13 @@ def values_that_overflow_half_precision(rank):
         torch.nn.init.zeros_(m.weight)
         return m
 
-    check(rank, build, run, expect={"weight": "sfb"}, dtype=torch.float16, horovod=False, steps=2,
-          optimizer=lambda p: torch.optim.SGD(p, lr=1e-6))
+    check(
+        rank,
+        build,
+        run,
+        expect={"weight": "sfb"},
+        dtype=torch.float16,
+        horovod=False,
+        steps=2,
+        optimizer=lambda p: torch.optim.SGD(p, lr=1e-6),
+    )

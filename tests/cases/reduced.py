@@ -6,19 +6,22 @@ The reference is the same script in float64 whose gradients are averaged over ra
 import warnings
 
 import torch
-from torch.nn import Embedding, Linear, Module, ReLU, Sequential
-
-from cases.embedding import Table, plain_sgd
-from cases.linear import loss_of, mlp
 from harness.compare import dense, expect_error, poseidon_warnings, relative_error, schemes_of, sgd
 from harness.registry import case
+from torch.nn import Embedding, Linear, Module, ReLU, Sequential
 
 import poseidon_hvd as hvd
+from cases.embedding import Table, plain_sgd
+from cases.linear import loss_of, mlp
 
 NETWORK = {kind: {"alpha_seconds": 1e-4, "beta_seconds_per_byte": 1e-9} for kind in ("allreduce", "allgather")}
 # Each way in which a gradient can travel.
-WAYS = (dict(policy="sfb"), dict(policy="bytes"), dict(policy="time", network=NETWORK),
-        *(dict(policy="allreduce", dense=method) for method in ("lazy:400", "wfbp", "bsp", "priority:100", "horovod")))
+WAYS = (
+    {"policy": "sfb"},
+    {"policy": "bytes"},
+    {"policy": "time", "network": NETWORK},
+    *({"policy": "allreduce", "dense": method} for method in ("lazy:400", "wfbp", "bsp", "priority:100", "horovod")),
+)
 LIMIT = 1e-5  # of float32 after a few steps
 
 
@@ -51,15 +54,21 @@ def as_in_one_process(rank, script, build=mlp, steps=5, optimizer=sgd, limit=LIM
                 p.grad = mean
 
     for index in range(steps):
-        for model, o, backward in ((ours, distributed, lambda loss: loss.backward()), (theirs, plain, backward_of_all_ranks)):
+        for model, o, backward in (
+            (ours, distributed, lambda loss: loss.backward()),
+            (theirs, plain, backward_of_all_ranks),
+        ):
             dtype = next(model.parameters()).dtype
 
             def x(*shape, salt=0, dtype=dtype):
                 return rank.random(index, *shape, salt=salt).float().to(dtype)
 
             script(model, o, backward, x, index)
-        wrong = {name: error for (name, p), q in zip(ours.named_parameters(), theirs.parameters())
-                 if not (error := relative_error(p.detach(), q.detach())) <= limit}
+        wrong = {
+            name: error
+            for (name, p), q in zip(ours.named_parameters(), theirs.parameters())
+            if not (error := relative_error(p.detach(), q.detach())) <= limit
+        }
         assert not wrong, f"step {index}, {wrap}, {schemes_of(distributed)}: {wrong}"
         rank.assert_same_everywhere(ours.parameters(), f"parameters after step {index}, {wrap}")
     return distributed
@@ -221,7 +230,9 @@ def table_that_one_rank_skips_when_a_plan_is_due(rank):
         o.step()
 
     for policy, scheme in (("sfb", "row-sparse"), ("allreduce", "sparse_allgather")):
-        optimizer = as_in_one_process(rank, script, lambda: Table(sparse=True), steps=10, optimizer=plain_sgd, policy=policy)
+        optimizer = as_in_one_process(
+            rank, script, lambda: Table(sparse=True), steps=10, optimizer=plain_sgd, policy=policy
+        )
         assert schemes_of(optimizer) == {"embed.weight": scheme}
 
 
@@ -289,8 +300,12 @@ def step_discarded(rank):
 @case
 def filled_before_backward(rank):
     """By any route, also those that leave no trace in the tensor's version."""
-    fills = (lambda p: p.grad.data.add_(1.0), lambda p: p.grad.add_(1.0), lambda p: p.grad.detach().numpy().__iadd__(1.0),
-             lambda p: setattr(p, "grad", torch.ones_like(p)))
+    fills = (
+        lambda p: p.grad.data.add_(1.0),
+        lambda p: p.grad.add_(1.0),
+        lambda p: p.grad.detach().numpy().__iadd__(1.0),
+        lambda p: setattr(p, "grad", torch.ones_like(p)),
+    )
     for way in WAYS[:4]:
         for fill in fills:
 
@@ -381,7 +396,9 @@ def heads_of_single_ranks(rank):
             optimizer.zero_grad()
             loss_of(model(rank.random(step, 6, 12).float())).backward()
             if way.get("dense") != "bsp":
-                rank.assert_same_everywhere([p.grad for p in model.trunk.parameters()], f"the trunk's gradient, step {step}, {way}")
+                rank.assert_same_everywhere(
+                    [p.grad for p in model.trunk.parameters()], f"the trunk's gradient, step {step}, {way}"
+                )
             optimizer.step()
             rank.assert_same_everywhere(model.parameters(), f"parameters after step {step}, {way}")
 
@@ -445,16 +462,21 @@ def gradients_of_another_type(rank):
     """torch's grad_dtype is kept."""
     if not hasattr(torch.Tensor, "grad_dtype"):
         return
-    for way in (dict(policy="sfb"), dict(policy="allreduce")):
+    for way in ({"policy": "sfb"}, {"policy": "allreduce"}):
         torch.manual_seed(7)
         model = mlp().to(torch.bfloat16)
         for p in model.parameters():
             p.grad_dtype = torch.float32
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), **way)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), **way
+        )
         for step in range(3):
             optimizer.zero_grad()
             loss_of(model(rank.random(step, 6, 12).to(torch.bfloat16)).float()).backward()
-            assert all(p.grad.dtype == torch.float32 for p in model.parameters()), (step, [p.grad.dtype for p in model.parameters()])
+            assert all(p.grad.dtype == torch.float32 for p in model.parameters()), (
+                step,
+                [p.grad.dtype for p in model.parameters()],
+            )
             rank.assert_same_everywhere([p.grad for p in model.parameters()], f"gradients of step {step}")
 
 
@@ -463,7 +485,9 @@ def overflow_in_the_first_step(rank):
     """Usual with loss scaling. It says nothing about the layer, which is looked at again."""
     torch.manual_seed(7)
     model = mlp()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), policy="sfb")
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), policy="sfb"
+    )
     for step in range(6):
         optimizer.zero_grad()
         loss = loss_of(model(rank.random(step, 6, 12).float()))

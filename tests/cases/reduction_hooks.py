@@ -5,13 +5,12 @@ import gc
 import weakref
 
 import torch
-
-from cases.embedding import Table, Words, plain_sgd
-from cases.linear import loss_of, mlp, train
 from harness.compare import Run3, expect_error, reasons_of, schemes_of
 from harness.registry import BOTH, case
 
 import poseidon_hvd as hvd
+from cases.embedding import Table, Words, plain_sgd
+from cases.linear import loss_of, mlp, train
 
 
 def clip(name, grad):
@@ -48,7 +47,9 @@ def check(rank, build, run, hooks, *, expect, steps=4, **options):
 def made(rank, build=mlp, optimizer=plain_sgd, **wrap):
     torch.manual_seed(7)
     model = build()
-    return model, hvd.DistributedOptimizer(optimizer(model.parameters()), model.named_parameters(), **{"policy": "sfb", **wrap})
+    return model, hvd.DistributedOptimizer(
+        optimizer(model.parameters()), model.named_parameters(), **{"policy": "sfb", **wrap}
+    )
 
 
 def one_step(rank, model, optimizer, index):
@@ -65,8 +66,13 @@ def one_step(rank, model, optimizer, index):
 def clips_local_gradients(rank):
     """Each rank's own, before the mean; the layers without a hook are factored."""
     names = {"2.weight", "2.bias"}
-    runs = check(rank, mlp, clipped_in_the_reference(train(16, 12), names), [{"before": clip, "parameters": "2.*"}],
-                 expect={"0.*": "sfb", "2.*": "allreduce", "4.*": "sfb"})
+    runs = check(
+        rank,
+        mlp,
+        clipped_in_the_reference(train(16, 12), names),
+        [{"before": clip, "parameters": "2.*"}],
+        expect={"0.*": "sfb", "2.*": "allreduce", "4.*": "sfb"},
+    )
     assert "a hook looks at its gradient before reduction" in reasons_of(runs.optimizer)["2.weight"]
     assert "a hook looks at its gradient before reduction" in runs.optimizer.scheme_report()
 
@@ -74,8 +80,13 @@ def clips_local_gradients(rank):
 @case
 def hook_on_a_bias_alone(rank):
     """The bias is sent whole; the factors of its weight do without it."""
-    runs = check(rank, mlp, clipped_in_the_reference(train(16, 12), {"0.bias"}),
-                 [{"before": clip, "parameters": ["0.bias"]}], expect={"0.bias": "allreduce", "0.weight": "sfb", "2.*": "sfb"})
+    runs = check(
+        rank,
+        mlp,
+        clipped_in_the_reference(train(16, 12), {"0.bias"}),
+        [{"before": clip, "parameters": ["0.bias"]}],
+        expect={"0.bias": "allreduce", "0.weight": "sfb", "2.*": "sfb"},
+    )
     assert not runs.optimizer.plan()["tensors"][0]["reason"].startswith("follows")
 
 
@@ -92,8 +103,14 @@ def once_per_step_with_the_gradient_of_all_passes(rank):
         clip(name, grad)
 
     names = {name for name, _ in mlp().named_parameters()}
-    check(rank, mlp, clipped_in_the_reference(run, names), [{"before": before}], expect={"*": "allreduce"},
-          backward_passes_per_step=2)
+    check(
+        rank,
+        mlp,
+        clipped_in_the_reference(run, names),
+        [{"before": before}],
+        expect={"*": "allreduce"},
+        backward_passes_per_step=2,
+    )
     assert sorted(calls) == sorted([*names] * 4), calls
 
 
@@ -101,7 +118,14 @@ def once_per_step_with_the_gradient_of_all_passes(rank):
 def with_groups_and_compression(rank):
     names = ["0.weight", "2.bias"]
     run, hooks = clipped_in_the_reference(train(16, 12), names), [{"before": clip, "parameters": names}]
-    check(rank, mlp, run, hooks, expect={"0.*": "allreduce", "4.*": "sfb"}, groups=[["0.weight", "0.bias"], ["2.weight", "2.bias"]])
+    check(
+        rank,
+        mlp,
+        run,
+        hooks,
+        expect={"0.*": "allreduce", "4.*": "sfb"},
+        groups=[["0.weight", "0.bias"], ["2.weight", "2.bias"]],
+    )
     check(rank, mlp, run, hooks, expect={"0.weight": "allreduce"}, compression=hvd.Compression.fp16, floor=2e-3)
 
 
@@ -137,7 +161,14 @@ def sparse_gradients(rank):
         if t.kind == "reference":
             m.embed.weight.grad.mul_(0.5)
 
-    check(rank, lambda: Table(sparse=True), run, [{"before": halve}], expect={"*": "sparse_allgather"}, optimizer=plain_sgd)
+    check(
+        rank,
+        lambda: Table(sparse=True),
+        run,
+        [{"before": halve}],
+        expect={"*": "sparse_allgather"},
+        optimizer=plain_sgd,
+    )
 
 
 @case
@@ -147,7 +178,9 @@ def may_ask_the_optimizer(rank):
     def run():
         model, optimizer = made(rank)
         steps = []
-        optimizer.register_reduction_hook(before=lambda name, grad: steps.append((optimizer.stats()["steps"], optimizer.plan() is None)))
+        optimizer.register_reduction_hook(
+            before=lambda name, grad: steps.append((optimizer.stats()["steps"], optimizer.plan() is None))
+        )
         for index in range(2):
             one_step(rank, model, optimizer, index)
         assert steps == [(0, True)] * 6 + [(1, False)] * 6, steps
@@ -166,7 +199,9 @@ def logs_norms(rank):
     """Before: of the local gradient. After: of the reduced one, under every scheme, in the order of names."""
     model, optimizer = made(rank, build=Words)
     local, reduced = [], []
-    optimizer.register_reduction_hook(before=lambda name, grad: local.append((name, float(grad.norm()))), parameters="head.bias")
+    optimizer.register_reduction_hook(
+        before=lambda name, grad: local.append((name, float(grad.norm()))), parameters="head.bias"
+    )
     optimizer.register_reduction_hook(after=lambda name, grad: reduced.append((name, float(grad.norm()))))
     for index in range(4):
         ids = rank.integers(index, 30, 9)
@@ -178,7 +213,9 @@ def logs_norms(rank):
         optimizer.synchronize()
         expected = [(name, float(p.grad.norm())) for name, p in sorted(model.named_parameters())]
         assert reduced == expected, (reduced, expected)
-        assert [name for name, _ in local] == ["head.bias"] and abs(local[0][1] - float(reference.head.bias.grad.norm())) < 1e-6
+        assert [name for name, _ in local] == ["head.bias"] and abs(
+            local[0][1] - float(reference.head.bias.grad.norm())
+        ) < 1e-6
         with optimizer.skip_synchronize():
             optimizer.step()
         local.clear()
@@ -301,7 +338,10 @@ def errors_name_the_parameter(rank):
     def forward():
         return loss_of(model(rank.random(1, 6, 12).float()))
 
-    kinds = ((fail, RuntimeError, "FloatingPointError: not a good gradient"), (give_back, TypeError, "returned a Tensor"))
+    kinds = (
+        (fail, RuntimeError, "FloatingPointError: not a good gradient"),
+        (give_back, TypeError, "returned a Tensor"),
+    )
     for hook, kind, fragment in kinds:
         for when in ("before", "after"):
             handle = optimizer.register_reduction_hook(**{when: hook}, parameters="2.weight")

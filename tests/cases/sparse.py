@@ -1,13 +1,12 @@
 """Embeddings with dense and with sparse gradients."""
 
 import torch
-from torch.nn import Embedding, EmbeddingBag, Linear, Module
-
-from cases.linear import loss_of
 from harness.compare import Step, check, relative_error
 from harness.registry import BOTH, case
+from torch.nn import Embedding, EmbeddingBag, Linear, Module
 
 import poseidon_hvd as hvd
+from cases.linear import loss_of
 
 
 class Words(Module):
@@ -51,16 +50,27 @@ def padding_index(rank):
 @case(**BOTH)
 def sparse_embedding(rank):
     """The gradient stays sparse, repeated rows included. SGD with momentum takes no sparse gradients."""
-    runs = check(rank, lambda: Words(True), run_words, expect={"embed.weight": "row-sparse", "head.*": "sfb"},
-                 optimizer=lambda p: torch.optim.SGD(p, lr=0.05))
+    runs = check(
+        rank,
+        lambda: Words(True),
+        run_words,
+        expect={"embed.weight": "row-sparse", "head.*": "sfb"},
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+    )
     assert runs.model.embed.weight.grad.is_sparse
 
 
 @case
 def sparse_embedding_under_policy_allreduce(rank):
     """Horovod's own way: indices and values gathered, not merged."""
-    runs = check(rank, lambda: Words(True), run_words, expect={"embed.weight": "sparse_allgather", "head.*": "allreduce"},
-                 optimizer=lambda p: torch.optim.SGD(p, lr=0.05), policy="allreduce")
+    runs = check(
+        rank,
+        lambda: Words(True),
+        run_words,
+        expect={"embed.weight": "sparse_allgather", "head.*": "allreduce"},
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+        policy="allreduce",
+    )
     assert runs.model.embed.weight.grad.is_sparse
 
 
@@ -70,14 +80,26 @@ def sparse_embedding_two_passes(rank):
         for salt in range(2):
             loss_of(m(t.ids(10, 5, 3, salt=salt))).backward()
 
-    check(rank, lambda: Words(True), run, expect={"head.*": "sfb"}, optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
-          backward_passes_per_step=2)
+    check(
+        rank,
+        lambda: Words(True),
+        run,
+        expect={"head.*": "sfb"},
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+        backward_passes_per_step=2,
+    )
 
 
 @case(**BOTH)
 def sparse_embedding_op_sum(rank):
-    check(rank, lambda: Words(True), run_words, expect={"head.*": "sfb"}, optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
-          op=rank.horovod.Sum)
+    check(
+        rank,
+        lambda: Words(True),
+        run_words,
+        expect={"head.*": "sfb"},
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+        op=rank.horovod.Sum,
+    )
 
 
 @case
@@ -90,7 +112,14 @@ def sparse_embedding_unused_on_one_rank(rank):
         else:
             run_words(m, t)
 
-    check(rank, lambda: Words(True), run, expect={"head.*": "sfb"}, optimizer=lambda p: torch.optim.SGD(p, lr=0.05), horovod=False)
+    check(
+        rank,
+        lambda: Words(True),
+        run,
+        expect={"head.*": "sfb"},
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+        horovod=False,
+    )
 
 
 @case
@@ -101,7 +130,14 @@ def sparse_embedding_unused_in_the_profiling_step(rank):
         else:
             run_words(m, t)
 
-    check(rank, lambda: Words(True), run, expect={"head.*": "sfb"}, optimizer=lambda p: torch.optim.SGD(p, lr=0.05), horovod=False)
+    check(
+        rank,
+        lambda: Words(True),
+        run,
+        expect={"head.*": "sfb"},
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+        horovod=False,
+    )
 
 
 @case
@@ -112,7 +148,14 @@ def sparse_embedding_unused_on_all_ranks(rank):
         else:
             run_words(m, t)
 
-    check(rank, lambda: Words(True), run, expect={"head.*": "sfb"}, optimizer=lambda p: torch.optim.SGD(p, lr=0.05), horovod=False)
+    check(
+        rank,
+        lambda: Words(True),
+        run,
+        expect={"head.*": "sfb"},
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+        horovod=False,
+    )
 
 
 @case
@@ -125,14 +168,27 @@ def sparse_embedding_that_starts_after_the_plan(rank):
         else:
             run_words(m, t)
 
-    check(rank, lambda: Words(True), run, expect={"head.*": "sfb"}, optimizer=lambda p: torch.optim.SGD(p, lr=0.05), horovod=False)
+    check(
+        rank,
+        lambda: Words(True),
+        run,
+        expect={"head.*": "sfb"},
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+        horovod=False,
+    )
 
 
 @case
 def sparse_as_dense(rank):
     """Dense on the wire; afterwards the gradient is sparse again, as in Horovod, because SparseAdam wants it so."""
-    runs = check(rank, lambda: Words(True), run_words, expect={"embed.weight": "allreduce", "head.*": "sfb"}, sparse_as_dense=True,
-                 optimizer=lambda p: torch.optim.SGD(p, lr=0.05))
+    runs = check(
+        rank,
+        lambda: Words(True),
+        run_words,
+        expect={"embed.weight": "allreduce", "head.*": "sfb"},
+        sparse_as_dense=True,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+    )
     assert runs.model.embed.weight.grad.is_sparse
 
 
@@ -144,15 +200,30 @@ def sparse_as_dense_unused_on_one_rank(rank):
         else:
             run_words(m, t)
 
-    check(rank, lambda: Words(True), run, expect={"embed.weight": "allreduce", "head.*": "sfb"}, sparse_as_dense=True, horovod=False,
-          optimizer=lambda p: torch.optim.SGD(p, lr=0.05))
+    check(
+        rank,
+        lambda: Words(True),
+        run,
+        expect={"embed.weight": "allreduce", "head.*": "sfb"},
+        sparse_as_dense=True,
+        horovod=False,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+    )
 
 
 @case
 def sparse_with_fp16_compression(rank):
     """Plain Horovod raises AttributeError."""
-    check(rank, lambda: Words(True), run_words, expect={"head.*": "sfb"}, optimizer=lambda p: torch.optim.SGD(p, lr=0.05), horovod=False,
-          compression=rank.horovod.Compression.fp16, floor=torch.finfo(torch.float16).eps)
+    check(
+        rank,
+        lambda: Words(True),
+        run_words,
+        expect={"head.*": "sfb"},
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+        horovod=False,
+        compression=rank.horovod.Compression.fp16,
+        floor=torch.finfo(torch.float16).eps,
+    )
 
 
 @case
@@ -166,8 +237,13 @@ def embedding_bag(rank):
         def forward(self, ids):
             return self.head(self.bag(ids))
 
-    check(rank, Model, lambda m, t: loss_of(m(t.ids(10, 5, 3))).backward(), expect={"head.*": "sfb"},
-          optimizer=lambda p: torch.optim.SGD(p, lr=0.05))
+    check(
+        rank,
+        Model,
+        lambda m, t: loss_of(m(t.ids(10, 5, 3))).backward(),
+        expect={"head.*": "sfb"},
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+    )
 
 
 @case(real="plain Horovod beside")
@@ -176,8 +252,14 @@ def sparse_adam_and_adam(rank):
 
     def script(wrap, t):
         m = Words(True).to(t.dtype)
-        tables = wrap(torch.optim.SparseAdam(list(m.embed.parameters()), lr=0.01), named_parameters=[("embed.weight", m.embed.weight)])
-        rest = wrap(torch.optim.Adam(m.head.parameters(), lr=0.01), named_parameters=list(m.head.named_parameters(prefix="head")))
+        tables = wrap(
+            torch.optim.SparseAdam(list(m.embed.parameters()), lr=0.01),
+            named_parameters=[("embed.weight", m.embed.weight)],
+        )
+        rest = wrap(
+            torch.optim.Adam(m.head.parameters(), lr=0.01),
+            named_parameters=list(m.head.named_parameters(prefix="head")),
+        )
         for step in range(5):
             tables.zero_grad()
             rest.zero_grad()
@@ -189,8 +271,10 @@ def sparse_adam_and_adam(rank):
     # Adam divides by the square root of a gradient's square: where a gradient is nearly zero its rounding decides a whole
     # step, so the floor is wider. Reference gradients are dense, and SparseAdam refuses those, so only Horovod is compared.
     results = {}
-    for kind, wrap in (("horovod", rank.horovod.DistributedOptimizer),
-                       ("poseidon", lambda *a, **k: hvd.DistributedOptimizer(*a, policy="sfb", **k))):
+    for kind, wrap in (
+        ("horovod", rank.horovod.DistributedOptimizer),
+        ("poseidon", lambda *a, **k: hvd.DistributedOptimizer(*a, policy="sfb", **k)),
+    ):
         torch.manual_seed(7)
         results[kind] = dict(script(wrap, Step(rank, 0, kind, torch.float32, torch.float32)))
     for name, p in results["poseidon"].items():

@@ -3,14 +3,13 @@
 import os
 
 import torch
+from harness.compare import assert_schemes, check, expect_error, reasons_of, schemes_of, sgd
+from harness.registry import BOTH, case
 from torch.nn import Dropout, Linear, ReLU, Sequential
 from torch.nn import functional as F
 
-from cases.linear import loss_of, mlp, train
-from harness.compare import assert_schemes, check, expect_error, reasons_of, schemes_of, sgd
-from harness.registry import BOTH, case
-
 import poseidon_hvd as hvd
+from cases.linear import loss_of, mlp, train
 
 
 def digits_like(rank, step, rows):
@@ -37,7 +36,9 @@ def fifty_steps(rank, policy, make=lambda p: torch.optim.SGD(p, lr=0.1, momentum
         optimizer.step()
         losses.append(rank.reduce(loss.detach().double()).item())
     rank.assert_same_everywhere(model.parameters(), "parameters after 50 steps")
-    rank.assert_same_everywhere([state["momentum_buffer"] for state in optimizer.state.values() if "momentum_buffer" in state], "momentum")
+    rank.assert_same_everywhere(
+        [state["momentum_buffer"] for state in optimizer.state.values() if "momentum_buffer" in state], "momentum"
+    )
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5]), losses
     return optimizer, losses
 
@@ -67,8 +68,15 @@ def fifty_steps_adam(rank):
 @case(**BOTH)
 def policy_bytes_is_the_formula(rank):
     """SFB exactly where K (M + N) factor elements, gathered, are fewer than 2 M N gradient elements."""
-    runs = check(rank, model_64, train(lambda t: (5 + rank.rank, 64)), expect={"0.weight": "sfb"}, policy="bytes", steps=3,
-                 prepare=lambda m: m.eval())
+    runs = check(
+        rank,
+        model_64,
+        train(lambda t: (5 + rank.rank, 64)),
+        expect={"0.weight": "sfb"},
+        policy="bytes",
+        steps=3,
+        prepare=lambda m: m.eval(),
+    )
     rows = sum(5 + r for r in range(rank.size))
     share = (rank.size - 1) / rank.size
     for t in runs.optimizer.plan()["tensors"]:
@@ -96,17 +104,44 @@ def default_policy_is_time(rank):
 
 @case
 def overrides_by_pattern(rank):
-    check(rank, mlp, train(6, 12), policy="allreduce", schemes={"2.*": "sfb"}, expect={"0.*": "allreduce", "2.*": "sfb", "4.*": "allreduce"})
-    check(rank, mlp, train(6, 12), policy="sfb", schemes={"0.weight": "allreduce"}, expect={"0.*": "allreduce", "2.*": "sfb", "4.*": "sfb"})
-    check(rank, mlp, train(6, 12), policy="sfb", schemes={"*": "allreduce", "4.weight": "auto"}, expect={"0.*": "allreduce", "4.*": "sfb"})
+    check(
+        rank,
+        mlp,
+        train(6, 12),
+        policy="allreduce",
+        schemes={"2.*": "sfb"},
+        expect={"0.*": "allreduce", "2.*": "sfb", "4.*": "allreduce"},
+    )
+    check(
+        rank,
+        mlp,
+        train(6, 12),
+        policy="sfb",
+        schemes={"0.weight": "allreduce"},
+        expect={"0.*": "allreduce", "2.*": "sfb", "4.*": "sfb"},
+    )
+    check(
+        rank,
+        mlp,
+        train(6, 12),
+        policy="sfb",
+        schemes={"*": "allreduce", "4.weight": "auto"},
+        expect={"0.*": "allreduce", "4.*": "sfb"},
+    )
 
 
 @case
 def override_that_cannot_be(rank):
     """SFB asked for by name where it is impossible: one warning that says why, and a right gradient."""
-    check(rank, lambda: Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), Linear(72, 4)), train(3, 1, 8, 8), policy="bytes",
-          schemes={"0.weight": "sfb", "2.weight": "sfb"}, expect={"0.*": "allreduce", "2.*": "sfb"},
-          warns=["sfb was asked for but cannot be"])
+    check(
+        rank,
+        lambda: Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), Linear(72, 4)),
+        train(3, 1, 8, 8),
+        policy="bytes",
+        schemes={"0.weight": "sfb", "2.weight": "sfb"},
+        expect={"0.*": "allreduce", "2.*": "sfb"},
+        warns=["sfb was asked for but cannot be"],
+    )
 
 
 @case(real="environment")
@@ -124,7 +159,9 @@ def _disagreement(rank, fragments, build=mlp, **options):
     """All ranks raise the same ValueError in step 0, up to their own number, and the process can go on."""
     torch.manual_seed(7)
     model = build()
-    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), **{"policy": "sfb", **options})
+    optimizer = hvd.DistributedOptimizer(
+        sgd(model.parameters()), model.named_parameters(), **{"policy": "sfb", **options}
+    )
     loss = loss_of(model(rank.random(0, 6, 12).float()))
 
     def first_step():
@@ -144,7 +181,9 @@ def ranks_with_different_policies(rank):
 
 @case
 def ranks_with_different_overrides(rank):
-    _disagreement(rank, ["settings", "schemes", "2.weight"], schemes={"2.weight": "allreduce"} if rank.rank == 1 else {})
+    _disagreement(
+        rank, ["settings", "schemes", "2.weight"], schemes={"2.weight": "allreduce"} if rank.rank == 1 else {}
+    )
 
 
 @case
@@ -165,7 +204,9 @@ def ranks_with_different_compression(rank):
 
 @case(**BOTH)
 def ranks_with_different_shapes(rank):
-    _disagreement(rank, ["parameter", "[33]", "rank 1"], build=lambda: Sequential(Linear(12, 32 + (rank.rank == 1)), ReLU()))
+    _disagreement(
+        rank, ["parameter", "[33]", "rank 1"], build=lambda: Sequential(Linear(12, 32 + (rank.rank == 1)), ReLU())
+    )
 
 
 @case

@@ -5,14 +5,13 @@ import os
 import warnings
 
 import torch
+from harness.compare import Run3, check, expect_error, poseidon_warnings, schemes_of, sgd, trajectories
+from harness.registry import BOTH, case
 from torch.func import functional_call
 from torch.nn import Linear, Module, Sequential, Tanh
 
-from cases.linear import loss_of, mlp, train
-from harness.compare import Run3, check, expect_error, poseidon_warnings, schemes_of, sgd, trajectories
-from harness.registry import BOTH, case
-
 import poseidon_hvd as hvd
+from cases.linear import loss_of, mlp, train
 
 
 @case
@@ -166,8 +165,13 @@ def compiled_before_wrapping(rank):
 def compiled_later(rank):
     """Eager, and captured, for two steps; then compiled: no capture but a gradient, so dense on all ranks."""
     of = _compiled()
-    check(rank, mlp, lambda m, t: loss_of((of(m) if t.index >= 2 else m)(t.x(6, 12))).backward(), expect={"*": "allreduce"},
-          warns=["its gradient came from elsewhere"] * 3)
+    check(
+        rank,
+        mlp,
+        lambda m, t: loss_of((of(m) if t.index >= 2 else m)(t.x(6, 12))).backward(),
+        expect={"*": "allreduce"},
+        warns=["its gradient came from elsewhere"] * 3,
+    )
 
 
 @case(real="torch.compile's caches belong to the process", seconds=150)
@@ -232,7 +236,9 @@ def gan_with_synchronize(rank):
         if phase == "critic":
             opt_d.synchronize()
 
-    trajectories(rank, _gan(rank, between), warns=["D.0.weight: part of its gradient", "D.2.weight: part of its gradient"])
+    trajectories(
+        rank, _gan(rank, between), warns=["D.0.weight: part of its gradient", "D.2.weight: part of its gradient"]
+    )
 
 
 @case
@@ -241,10 +247,12 @@ def gan_guard(rank):
     cleared."""
     for reduce_in in ("backward", "step"):
         generator, critic = Generator(), Sequential(Linear(12, 1))
-        opt_g = hvd.DistributedOptimizer(sgd(generator.parameters()), generator.named_parameters("G"), policy="sfb",
-                                         reduce_in=reduce_in)
-        opt_d = hvd.DistributedOptimizer(sgd(critic.parameters()), critic.named_parameters("D"), policy="sfb",
-                                         reduce_in=reduce_in)
+        opt_g = hvd.DistributedOptimizer(
+            sgd(generator.parameters()), generator.named_parameters("G"), policy="sfb", reduce_in=reduce_in
+        )
+        opt_d = hvd.DistributedOptimizer(
+            sgd(critic.parameters()), critic.named_parameters("D"), policy="sfb", reduce_in=reduce_in
+        )
         for step in range(3):
             loss_of(critic(generator(rank.random(step, 6, 4).float()))).backward()
             opt_g.step()
@@ -262,7 +270,9 @@ def gan_guard(rank):
 def several_optimizers_over_one_model(rank):
     def script(wrap, t):
         m = mlp().to(t.dtype)
-        optimizers = [wrap(sgd(m[i].parameters()), named_parameters=list(m[i].named_parameters(str(i)))) for i in (0, 2, 4)]
+        optimizers = [
+            wrap(sgd(m[i].parameters()), named_parameters=list(m[i].named_parameters(str(i)))) for i in (0, 2, 4)
+        ]
         for step in range(5):
             for o in optimizers:
                 o.zero_grad()
@@ -304,7 +314,9 @@ def one_weight_in_two_optimizers(rank):
         loss_of(model(rank.random(step, 6, 12).float())).backward()
         first.step()
         rank.assert_same_everywhere(model.parameters(), "parameters")
-    second = hvd.DistributedOptimizer(sgd(model[4].parameters()), model[4].named_parameters("second"), policy="allreduce")
+    second = hvd.DistributedOptimizer(
+        sgd(model[4].parameters()), model[4].named_parameters("second"), policy="allreduce"
+    )
     for step in range(3):
         first.zero_grad()
         second.zero_grad()
@@ -419,7 +431,10 @@ def every_optimizer_of_torch(rank):
             continue
         if name in ("Optimizer", "LBFGS", "SparseAdam"):
             continue
-        for option in (None, *(name for name in ("foreach", "fused", "capturable") if name in inspect.signature(kind).parameters)):
+        for option in (
+            None,
+            *(name for name in ("foreach", "fused", "capturable") if name in inspect.signature(kind).parameters),
+        ):
             made = []
             for _ in range(2):
                 torch.manual_seed(7)
@@ -436,20 +451,35 @@ def every_optimizer_of_torch(rank):
                     q.grad = p.grad.clone()
                 with optimizer.skip_synchronize():
                     ended = _ending(optimizer.step)
-                assert ended == _ending(plain.step) == ("AssertionError" if option == "capturable" else None), (name, option, ended)
+                assert ended == _ending(plain.step) == ("AssertionError" if option == "capturable" else None), (
+                    name,
+                    option,
+                    ended,
+                )
                 assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters())), (name, option)
                 rank.assert_same_everywhere(model.parameters(), f"{name}, {option}")
             assert set(schemes_of(optimizer).values()) == {"sfb"}, (name, option)
             tried.add((name, option))
-    assert {("SGD", "fused"), ("Adam", "fused"), ("AdamW", "foreach"), ("Adagrad", None), ("RMSprop", "capturable")} <= tried, tried
+    assert {
+        ("SGD", "fused"),
+        ("Adam", "fused"),
+        ("AdamW", "foreach"),
+        ("Adagrad", None),
+        ("RMSprop", "capturable"),
+    } <= tried, tried
 
 
 @case
 def fused_and_foreach(rank):
     for options in ({"fused": True}, {"foreach": True}, {"capturable": False, "amsgrad": True}):
         model = mlp()
-        optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01) if options.get("foreach") is None
-                                                               else 0.01, **options), model.named_parameters(), policy="sfb")
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.AdamW(
+                model.parameters(), lr=torch.tensor(0.01) if options.get("foreach") is None else 0.01, **options
+            ),
+            model.named_parameters(),
+            policy="sfb",
+        )
         for step in range(3):
             optimizer.zero_grad()
             loss_of(model(rank.random(step, 6, 12).float())).backward()

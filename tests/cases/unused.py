@@ -1,13 +1,12 @@
 """Layers that some ranks, or none, use; frozen and unfrozen parameters."""
 
 import torch
+from harness.compare import Run3, check, expect_error, poseidon_warnings, reasons_of, sgd
+from harness.registry import BOTH, case
 from torch.nn import Linear, Module, Sequential, Tanh
 
-from cases.linear import loss_of, mlp, train
-from harness.compare import check, expect_error, poseidon_warnings, reasons_of, Run3, sgd
-from harness.registry import BOTH, case
-
 import poseidon_hvd as hvd
+from cases.linear import loss_of, mlp, train
 
 
 class Heads(Module):
@@ -28,7 +27,13 @@ def head_per_rank(rank):
 
 @case
 def head_per_rank_and_step(rank):
-    check(rank, Heads, lambda m, t: loss_of(m(t.x(6, 12), (rank.rank + t.index) % 2)).backward(), expect={"*": "sfb"}, steps=5)
+    check(
+        rank,
+        Heads,
+        lambda m, t: loss_of(m(t.x(6, 12), (rank.rank + t.index) % 2)).backward(),
+        expect={"*": "sfb"},
+        steps=5,
+    )
 
 
 @case
@@ -50,21 +55,35 @@ def skipped_on_all_ranks_later(rank):
 
 @case
 def never_used(rank):
-    check(rank, Heads, lambda m, t: loss_of(m(t.x(6, 12), 0)).backward(),
-          expect={"heads.1.*": "allreduce", "heads.0.*": "sfb", "trunk.*": "sfb"})
+    check(
+        rank,
+        Heads,
+        lambda m, t: loss_of(m(t.x(6, 12), 0)).backward(),
+        expect={"heads.1.*": "allreduce", "heads.0.*": "sfb", "trunk.*": "sfb"},
+    )
 
 
 @case
 def first_used_at_step_3(rank):
     """Profiled and planned when it comes."""
-    check(rank, Heads, lambda m, t: loss_of(m(t.x(6, 12), *((0, 1) if t.index >= 3 else (0,)))).backward(), steps=6,
-          expect={"*": "sfb"})
+    check(
+        rank,
+        Heads,
+        lambda m, t: loss_of(m(t.x(6, 12), *((0, 1) if t.index >= 3 else (0,)))).backward(),
+        steps=6,
+        expect={"*": "sfb"},
+    )
 
 
 @case(**BOTH)
 def first_used_at_step_3_on_one_rank(rank):
-    check(rank, Heads, lambda m, t: loss_of(m(t.x(6, 12), *((0, 1) if t.index >= 3 and rank.rank == 0 else (0,)))).backward(), steps=6,
-          expect={"*": "sfb"})
+    check(
+        rank,
+        Heads,
+        lambda m, t: loss_of(m(t.x(6, 12), *((0, 1) if t.index >= 3 and rank.rank == 0 else (0,)))).backward(),
+        steps=6,
+        expect={"*": "sfb"},
+    )
 
 
 @case
@@ -72,8 +91,13 @@ def seven_of_twelve_unused(rank):
     """What is flushed at synchronize() goes out in one order on all ranks, whatever the addresses."""
     junk = [torch.empty(17 * (rank.rank + 1)) for _ in range(rank.rank * 50)]  # other addresses on every rank
     used = [0, 3, 5, 8, 11]
-    check(rank, lambda: Heads(12), lambda m, t: loss_of(m(t.x(6, 12), *(used if t.index % 2 else range(12)))).backward(),
-          expect={"*": "sfb"}, steps=6)
+    check(
+        rank,
+        lambda: Heads(12),
+        lambda m, t: loss_of(m(t.x(6, 12), *(used if t.index % 2 else range(12)))).backward(),
+        expect={"*": "sfb"},
+        steps=6,
+    )
     del junk
 
 
@@ -112,7 +136,13 @@ def frozen_weight(rank):
 
 @case
 def frozen_bias(rank):
-    check(rank, mlp, train(6, 12), expect={"2.weight": "sfb", "2.bias": "allreduce", "0.*": "sfb"}, prepare=frozen("2.bias"))
+    check(
+        rank,
+        mlp,
+        train(6, 12),
+        expect={"2.weight": "sfb", "2.bias": "allreduce", "0.*": "sfb"},
+        prepare=frozen("2.bias"),
+    )
 
 
 @case
@@ -156,14 +186,30 @@ def layer_frozen_later_and_thawed_again(rank):
 @case
 def weight_unfrozen_later(rank):
     """Plain Horovod never synchronizes it. Dense at first, until it has been profiled."""
-    check(rank, mlp, train(6, 12), expect={"*": "sfb"}, prepare=frozen("2.weight"),
-          before=toggle("2.weight", 2, True), horovod=False, steps=5)
+    check(
+        rank,
+        mlp,
+        train(6, 12),
+        expect={"*": "sfb"},
+        prepare=frozen("2.weight"),
+        before=toggle("2.weight", 2, True),
+        horovod=False,
+        steps=5,
+    )
 
 
 @case
 def bias_unfrozen_later(rank):
-    check(rank, mlp, train(6, 12), expect={"2.weight": "sfb", "2.bias": "allreduce", "0.*": "sfb"}, prepare=frozen("2.bias"),
-          before=toggle("2.bias", 2, True), horovod=False, steps=5)
+    check(
+        rank,
+        mlp,
+        train(6, 12),
+        expect={"2.weight": "sfb", "2.bias": "allreduce", "0.*": "sfb"},
+        prepare=frozen("2.bias"),
+        before=toggle("2.bias", 2, True),
+        horovod=False,
+        steps=5,
+    )
 
 
 @case
@@ -204,7 +250,12 @@ def unfrozen_on_one_rank(rank):
                 step(index)
             if rank.rank == 1:
                 model[0].requires_grad_(True)
-            expect_error(rank, ValueError, ["0.bias", "rank 0 has one that wants none", "rank 1", "requires_grad_()"], lambda: step(when))
+            expect_error(
+                rank,
+                ValueError,
+                ["0.bias", "rank 0 has one that wants none", "rank 1", "requires_grad_()"],
+                lambda: step(when),
+            )
 
 
 @case

@@ -4,15 +4,14 @@ autograd would have put into .grad is what is sent."""
 import os
 
 import torch
+from harness.compare import expect_error, poseidon_warnings, schemes_of, sgd
+from harness.registry import case
 from torch.nn import Embedding, Linear, Module
 from torch.nn import functional as F
 
+import poseidon_hvd as hvd
 from cases.linear import loss_of, mlp
 from cases.reduced import WAYS, as_in_one_process
-from harness.compare import expect_error, poseidon_warnings, schemes_of, sgd
-from harness.registry import case
-
-import poseidon_hvd as hvd
 
 
 class Twice(Module):
@@ -230,8 +229,10 @@ def hooks_of(model):
     return {
         "tensor": lambda: [p.register_hook(lambda g: 0.5 * g) for p in (weight, bias)],
         "accumulator prehook": lambda: [a.register_prehook(half) for a in accumulators],
-        "accumulator hook": lambda: [a.register_hook(lambda *_, p=p: seen.append(p.grad is not None))
-                                     for a, p in zip(accumulators, (weight, bias))],
+        "accumulator hook": lambda: [
+            a.register_hook(lambda *_, p=p: seen.append(p.grad is not None))
+            for a, p in zip(accumulators, (weight, bias))
+        ],
         "after accumulation": lambda: [p.register_post_accumulate_grad_hook(halve_in_place) for p in (weight, bias)],
         "module backward": lambda: [model.lin.register_backward_hook(lambda m, grad_in, grad_out: half(grad_in))],
     }, seen
@@ -319,9 +320,11 @@ def hooks_on_the_nodes_of_a_call(rank):
 @case
 def compiled_for_several_shapes(rank):
     """Sizes become symbols with the second batch size."""
-    for build, data in ((lambda: Linear(8, 4), lambda step, n: rank.random(step, n, 8).float()),
-                        (lambda: Embedding(20, 4), lambda step, n: rank.integers(step, 20, n, 3)),
-                        (lambda: torch.nn.EmbeddingBag(20, 4, mode="sum"), lambda step, n: rank.integers(step, 20, n, 3))):
+    for build, data in (
+        (lambda: Linear(8, 4), lambda step, n: rank.random(step, n, 8).float()),
+        (lambda: Embedding(20, 4), lambda step, n: rank.integers(step, 20, n, 3)),
+        (lambda: torch.nn.EmbeddingBag(20, 4, mode="sum"), lambda step, n: rank.integers(step, 20, n, 3)),
+    ):
         torch.manual_seed(7)
         model = build()
         optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), policy="sfb")
@@ -396,6 +399,8 @@ def reentrant_checkpoints_that_accumulate_twice(rank):
     h = x
     for _ in range(2):
         h = torch.utils.checkpoint.checkpoint(lin, h, use_reentrant=True)
-    expect_error(rank, AssertionError, ["backward_passes_per_step", "shared", "use_reentrant=False"], loss_of(h).backward)
+    expect_error(
+        rank, AssertionError, ["backward_passes_per_step", "shared", "use_reentrant=False"], loss_of(h).backward
+    )
     shared._session.reset()
     del optimizer

@@ -3,14 +3,13 @@
 import copy
 
 import torch
-from torch.nn import functional as F
-
-from cases.linear import mlp
-from cases.reduction_hooks import made
 from harness.compare import expect_error, relative_error, schemes_of
 from harness.registry import BOTH, case
+from torch.nn import functional as F
 
 import poseidon_hvd as hvd
+from cases.linear import mlp
+from cases.reduction_hooks import made
 
 
 def samples_of(rank, index):

@@ -4,8 +4,9 @@ import dataclasses
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Optional
 
 from .launch import Launched, launch
 from .registry import find
@@ -28,8 +29,8 @@ class _Journals:
     """The events of all ranks of one launch."""
 
     def __init__(self, folder: Path, ranks: int) -> None:
-        self.events: List[List[dict]] = []
-        self.stacks: List[str] = []
+        self.events: list[list[dict]] = []
+        self.stacks: list[str] = []
         for rank in range(ranks):
             lines = _read(folder / f"rank{rank}.jsonl").splitlines()
             self.events.append([json.loads(line) for line in lines if line.endswith("}")])
@@ -52,9 +53,9 @@ def _read(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def run_cases(ranks: int, names: Sequence[str]) -> Dict[str, Outcome]:
+def run_cases(ranks: int, names: Sequence[str]) -> dict[str, Outcome]:
     """Every case of ``names`` (``"module.name"``) gets an outcome; one that did not run has failed."""
-    outcomes: Dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     last = ""
     begin = time.monotonic()
     for _ in range(MAX_LAUNCHES):
@@ -67,8 +68,12 @@ def run_cases(ranks: int, names: Sequence[str]) -> Dict[str, Outcome]:
             folder = Path(temporary)
             (folder / "plan.json").write_text(json.dumps({"ranks": ranks, "cases": todo}))
             seconds = min(_START_SECONDS + max(find(name).seconds for name in todo) + 10.0 * len(todo), _MOST_SECONDS)
-            launched = launch(ranks, [str(Path(__file__).with_name("worker.py")), str(folder)], seconds=seconds,
-                              env={"HOROVOD_LOG_LEVEL": "error"})
+            launched = launch(
+                ranks,
+                [str(Path(__file__).with_name("worker.py")), str(folder)],
+                seconds=seconds,
+                env={"HOROVOD_LOG_LEVEL": "error"},
+            )
             journals = _Journals(folder, ranks)
         last = _collect(launched, journals, todo, outcomes)
     for name in names:
@@ -76,7 +81,7 @@ def run_cases(ranks: int, names: Sequence[str]) -> Dict[str, Outcome]:
     return outcomes
 
 
-def _collect(launched: Launched, journals: _Journals, todo: Sequence[str], outcomes: Dict[str, Outcome]) -> str:
+def _collect(launched: Launched, journals: _Journals, todo: Sequence[str], outcomes: dict[str, Outcome]) -> str:
     """Outcomes of the cases that all ranks ended, and of the one at which the launch broke off. The others stay open."""
     ranks = range(len(journals.events))
     for name in todo:
@@ -100,5 +105,7 @@ def _collect(launched: Launched, journals: _Journals, todo: Sequence[str], outco
         return text
     # All passed; the end of the processes belongs to the last case.
     if launched.returncode != 0 or launched.orphans:
-        outcomes[todo[-1]] = Outcome(False, f"all cases passed, but the ranks did not end well. Orphans: {launched.orphans}\n{launched}")
+        outcomes[todo[-1]] = Outcome(
+            False, f"all cases passed, but the ranks did not end well. Orphans: {launched.orphans}\n{launched}"
+        )
     return str(launched)

@@ -9,8 +9,9 @@ autograd makes in the model's dtype take its place, averaged without rounding.
 import dataclasses
 import fnmatch
 import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional
 
 import torch
 
@@ -57,13 +58,13 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
-def schemes_of(optimizer) -> Dict[str, str]:
+def schemes_of(optimizer) -> dict[str, str]:
     """Parameter name -> scheme of the plan in force; empty before it is made."""
     plan = optimizer.plan()
     return {t["name"]: t["scheme"] for t in plan["tensors"]} if plan is not None else {}
 
 
-def reasons_of(optimizer) -> Dict[str, str]:
+def reasons_of(optimizer) -> dict[str, str]:
     return {t["name"]: t["reason"] for t in optimizer.plan()["tensors"]}
 
 
@@ -80,7 +81,7 @@ def assert_schemes(optimizer, expected: Mapping[str, str]) -> None:
 @contextmanager
 def poseidon_warnings():
     """Yields a list that holds, at the end, the texts of our warnings."""
-    texts: List[str] = []
+    texts: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield texts
@@ -111,11 +112,27 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 class Run3:
     """The script under test in its three forms, step by step. ``horovod``: is there a plain form that can run it?"""
 
-    def __init__(self, rank: Rank, build: Build, run: Run, *, dtype: torch.dtype = torch.float32, policy: Optional[str] = "sfb",
-                 schemes: Optional[Mapping[str, str]] = None, horovod: bool = True, prepare: Optional[Callable] = None,
-                 before: Optional[Visit] = None, optimizer: Callable = sgd, keep_grads: bool = False,
-                 zero: Optional[Callable] = None, floor: Optional[float] = None, times: float = 2,
-                 names: Callable = lambda m: m.named_parameters(), horovod_wrap: Optional[dict] = None, **wrap) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        build: Build,
+        run: Run,
+        *,
+        dtype: torch.dtype = torch.float32,
+        policy: Optional[str] = "sfb",
+        schemes: Optional[Mapping[str, str]] = None,
+        horovod: bool = True,
+        prepare: Optional[Callable] = None,
+        before: Optional[Visit] = None,
+        optimizer: Callable = sgd,
+        keep_grads: bool = False,
+        zero: Optional[Callable] = None,
+        floor: Optional[float] = None,
+        times: float = 2,
+        names: Callable = lambda m: m.named_parameters(),
+        horovod_wrap: Optional[dict] = None,
+        **wrap,
+    ) -> None:
         self.rank, self.run, self.dtype, self.before, self.keep_grads = rank, run, dtype, before, keep_grads
         self.zero = zero or (lambda model, optimizer: optimizer.zero_grad())
         self.floor = FLOOR[dtype] * max(1.0, rank.size / 4) if floor is None else floor
@@ -143,11 +160,20 @@ class Run3:
 
         self.model = make(dtype)
         self.reference = make(torch.float64)
-        self.optimizer = hvd.DistributedOptimizer(optimizer(self.model.parameters()), named_parameters=names(self.model),
-                                                  policy=policy, schemes=schemes, **arguments(self.model, wrap))
+        self.optimizer = hvd.DistributedOptimizer(
+            optimizer(self.model.parameters()),
+            named_parameters=names(self.model),
+            policy=policy,
+            schemes=schemes,
+            **arguments(self.model, wrap),
+        )
         self.plain_model = self.plain_optimizer = None
         if horovod:
-            wrap = {key: value for key, value in wrap.items() if key not in ("network", "memory_limit", "dense", "reduce_in")}  # ours alone
+            wrap = {
+                key: value
+                for key, value in wrap.items()
+                if key not in ("network", "memory_limit", "dense", "reduce_in")
+            }  # ours alone
             self.plain_model = make(dtype)
             given = arguments(self.plain_model, wrap if horovod_wrap is None else horovod_wrap)
             base = optimizer(self.plain_model.parameters())
@@ -168,12 +194,12 @@ class Run3:
         for p, source in zip(model.parameters(), self.model.parameters()):
             p.grad = source.grad.to(p.dtype, copy=True) if self.keep_grads and source.grad is not None else None
 
-    def _reference_gradients(self, index: int) -> Dict[str, Optional[torch.Tensor]]:
+    def _reference_gradients(self, index: int) -> dict[str, Optional[torch.Tensor]]:
         self._take_over(self.reference)
         if self.before is not None:
             self.before(self.reference, index)
         self.run(self.reference, self._context("reference", index))
-        local: Dict[str, Optional[torch.Tensor]] = {}
+        local: dict[str, Optional[torch.Tensor]] = {}
         for name, p in self.reference.named_parameters():
             if p.requires_grad or p.grad is not None:
                 local[name] = dense(p.grad) if p.grad is not None else torch.zeros_like(p).detach()
@@ -182,11 +208,14 @@ class Run3:
         if not self.member:
             return local
         flat = torch.cat([g.reshape(-1) for g in local.values() if g is not None])
-        reduced = iter(self.rank.reduce(flat, op=self.op, process_set=self.process_set)
-                       .split([g.numel() for g in local.values() if g is not None]))
+        reduced = iter(
+            self.rank.reduce(flat, op=self.op, process_set=self.process_set).split(
+                [g.numel() for g in local.values() if g is not None]
+            )
+        )
         return {name: None if g is None else next(reduced).view(g.shape) for name, g in local.items()}
 
-    def _plain_errors(self, index: int, reference: Mapping[str, Optional[torch.Tensor]]) -> Dict[str, float]:
+    def _plain_errors(self, index: int, reference: Mapping[str, Optional[torch.Tensor]]) -> dict[str, float]:
         if self.plain_model is None:
             return {}
         self._take_over(self.plain_model)
@@ -196,8 +225,11 @@ class Run3:
             warnings.simplefilter("ignore")
             self.run(self.plain_model, self._context("plain" if self.rank.is_thread else "horovod", index))
             self.plain_optimizer.synchronize()
-        return {name: relative_error(dense(p.grad), reference[name]) for name, p in self.plain_model.named_parameters()
-                if p.grad is not None and reference[name] is not None}
+        return {
+            name: relative_error(dense(p.grad), reference[name])
+            for name, p in self.plain_model.named_parameters()
+            if p.grad is not None and reference[name] is not None
+        }
 
     def step(self, index: int) -> None:
         """Runs one step in all forms, compares gradients after ``synchronize()``, and lets the optimizer step."""
@@ -212,7 +244,9 @@ class Run3:
         self.run(self.model, self._context("poseidon", index))
         self.optimizer.synchronize()
         self.compare(index, reference, plain)
-        self.rank.assert_same_everywhere([p.grad for p in self.model.parameters()], f"gradients of step {index}", self.members)
+        self.rank.assert_same_everywhere(
+            [p.grad for p in self.model.parameters()], f"gradients of step {index}", self.members
+        )
         with self.optimizer.skip_synchronize():
             self.optimizer.step()
         self.rank.assert_same_everywhere(self.model.parameters(), f"parameters after step {index}", self.members)
@@ -246,8 +280,16 @@ class Run3:
             assert (stats["schemes"][scheme]["collectives"] > 0) == (tensors > 0), stats
 
 
-def check(rank: Rank, build: Build, run: Run, *, expect: Mapping[str, str], steps: int = 4, warns: Sequence[str] = (),
-          **options) -> Run3:
+def check(
+    rank: Rank,
+    build: Build,
+    run: Run,
+    *,
+    expect: Mapping[str, str],
+    steps: int = 4,
+    warns: Sequence[str] = (),
+    **options,
+) -> Run3:
     """Exactness of every step, schemes at the end, and exactly the expected warnings.
 
     Args:
@@ -279,14 +321,23 @@ def expect_error(rank: Rank, kind: type, fragments: Sequence[str], action: Calla
 
 
 Wrap = Callable[..., Any]
-Script = Callable[[Wrap, Step], Sequence[Tuple[str, torch.Tensor]]]
+Script = Callable[[Wrap, Step], Sequence[tuple[str, torch.Tensor]]]
 
 
 class _MeanOptimizer:
     """What a distributed optimizer is to do, in the plainest way: mean over ranks at ``synchronize()``, then the base step."""
 
-    def __init__(self, rank: Rank, base: torch.optim.Optimizer, named_parameters=None, *, op=None,
-                 compression=hvd.Compression.none, process_set=None, **unused) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        base: torch.optim.Optimizer,
+        named_parameters=None,
+        *,
+        op=None,
+        compression=hvd.Compression.none,
+        process_set=None,
+        **unused,
+    ) -> None:
         self.rank, self.base, self.op, self.compression, self.process_set = rank, base, op, compression, process_set
         self._skip = False
 
@@ -328,16 +379,26 @@ class _MeanOptimizer:
         return self.base.step(synchronized)
 
 
-def trajectories(rank: Rank, script: Script, *, horovod: bool = True, floor: float = 2e-6, warns: Sequence[str] = (),
-                 policy: str = "sfb") -> None:
+def trajectories(
+    rank: Rank,
+    script: Script,
+    *,
+    horovod: bool = True,
+    floor: float = 2e-6,
+    warns: Sequence[str] = (),
+    policy: str = "sfb",
+) -> None:
     """A whole training script in its three forms ends at the same parameters.
 
     The script is called with ``wrap(optimizer, named_parameters=..., ...)`` and a ``Step`` for data and dtype; it returns named
     tensors. Errors are relative to the tensors themselves, so ``floor`` stands for the rounding of some ten updates in float32.
     """
+
     def results(kind, dtype, wrap):
         torch.manual_seed(7)
-        return {name: tensor.detach().clone() for name, tensor in script(wrap, Step(rank, 0, kind, dtype, torch.float32))}
+        return {
+            name: tensor.detach().clone() for name, tensor in script(wrap, Step(rank, 0, kind, dtype, torch.float32))
+        }
 
     def mean_optimizer(*args, **kw):
         return _MeanOptimizer(rank, *args, **kw)
@@ -350,10 +411,15 @@ def trajectories(rank: Rank, script: Script, *, horovod: bool = True, floor: flo
     if horovod:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            plain = (results("plain", torch.float32, mean_optimizer) if rank.is_thread
-                     else results("horovod", torch.float32, rank.horovod.DistributedOptimizer))
+            plain = (
+                results("plain", torch.float32, mean_optimizer)
+                if rank.is_thread
+                else results("horovod", torch.float32, rank.horovod.DistributedOptimizer)
+            )
     with poseidon_warnings() as texts:
-        ours = results("poseidon", torch.float32, lambda *args, **kw: hvd.DistributedOptimizer(*args, policy=policy, **kw))
+        ours = results(
+            "poseidon", torch.float32, lambda *args, **kw: hvd.DistributedOptimizer(*args, policy=policy, **kw)
+        )
     rank.assert_same_everywhere(ours.values(), "results")
     wrong = []
     for name, tensor in ours.items():

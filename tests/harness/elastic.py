@@ -2,8 +2,9 @@
 
 import copy
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
 import torch
 
@@ -31,13 +32,15 @@ def loss_of(y: torch.Tensor) -> torch.Tensor:
     return (y - 1).pow(2).mean()
 
 
-def prepare(folder: Path, hosts: str, library: str, **settings) -> List[str]:
+def prepare(folder: Path, hosts: str, library: str, **settings) -> list[str]:
     """Writes what scripts/elastic.py reads; returns horovodrun's options."""
     (folder / "hosts").write_text(hosts)
     discover = folder / "discover.sh"
     discover.write_text(f"#!/bin/sh\ncat '{folder}/hosts'\n")
     discover.chmod(0o755)
-    (folder / "settings.json").write_text(json.dumps({"library": library, "changes": [], "deaths": [], "steps_per_commit": 1, **settings}))
+    (folder / "settings.json").write_text(
+        json.dumps({"library": library, "changes": [], "deaths": [], "steps_per_commit": 1, **settings})
+    )
     return ["--min-np", "1", "--max-np", "3", "--host-discovery-script", str(discover)]
 
 
@@ -46,14 +49,25 @@ def launch_elastic(folder: Path, library: str, *, limit: float) -> Launched:
 
     Two names of this machine stand for two hosts: nobody uses that of the dead one again.
     """
-    options = prepare(folder, "localhost:1\n127.0.0.1:1\n", library, steps=9, steps_per_commit=3,
-                      deaths=[{"step": 4, "size": 2, "rank": 1}],
-                      changes=[{"step": 6, "size": 2, "hosts": "localhost:2\n127.0.0.1:2\n"}])
-    return launch(2, [str(TESTS / "scripts" / "elastic.py"), str(folder)], seconds=limit, env={"POSEIDON_POLICY": "sfb"},
-                  options=[*options, "--network-interface", "lo"])
+    options = prepare(
+        folder,
+        "localhost:1\n127.0.0.1:1\n",
+        library,
+        steps=9,
+        steps_per_commit=3,
+        deaths=[{"step": 4, "size": 2, "rank": 1}],
+        changes=[{"step": 6, "size": 2, "hosts": "localhost:2\n127.0.0.1:2\n"}],
+    )
+    return launch(
+        2,
+        [str(TESTS / "scripts" / "elastic.py"), str(folder)],
+        seconds=limit,
+        env={"POSEIDON_POLICY": "sfb"},
+        options=[*options, "--network-interface", "lo"],
+    )
 
 
-def replay(journal: Sequence[Dict[str, Any]]) -> None:
+def replay(journal: Sequence[dict[str, Any]]) -> None:
     """Asserts that each step's loss is that of the mean over its ranks, from the state that the step before left.
 
     A step that is there twice was thrown away the first time: it starts again from the state that it started from then.
@@ -61,7 +75,7 @@ def replay(journal: Sequence[Dict[str, Any]]) -> None:
     torch.manual_seed(SEED)
     model = build().double()
     optimizer = sgd(model.parameters())
-    began: Dict[int, Any] = {}
+    began: dict[int, Any] = {}
     for entry in journal:
         step, size = entry["step"], entry["size"]
         if step in began:

@@ -5,7 +5,6 @@ Not every fault in every phase: only what ends in another way, or by another pat
 
 import os
 import time
-from typing import List
 
 from bench.cluster import Cluster
 from harness.faults import GOES_ON, Row
@@ -35,7 +34,7 @@ def endure(fault: str, what: str, count: str, **options) -> Row:
     return Row(fault, "all", GOES_ON, script="endurance.py", arguments=(what, count), longest=600, **options)
 
 
-ROWS: List[Row] = [
+ROWS: list[Row] = [
     # A connection that breaks without a word, in every phase: what is in flight, and so who notices, differs.
     Row("killed", "start", OTHERS),
     Row("killed", "agreement", OTHERS, smoke=True),
@@ -63,10 +62,22 @@ ROWS: List[Row] = [
     Row("stopped-45s", "waiting", OTHERS, longest=60, limit=90),
     Row("slowed", "between", GOES_ON),
     Row("network-cut-5s", "between", GOES_ON, arguments=("network", "between"), act=cut_for(5), longest=40),
-    Row("network-cut-45s", "between", ".*end.*, naming the (tensor|agreement)", arguments=("network", "between"),
-        act=cut_for(45), longest=90, limit=120),
-    Row("network-100-times-slower", "between", GOES_ON, arguments=("network", "between"),
-        act=lambda cluster: cluster.set_rate("10mbit")),
+    Row(
+        "network-cut-45s",
+        "between",
+        ".*end.*, naming the (tensor|agreement)",
+        arguments=("network", "between"),
+        act=cut_for(45),
+        longest=90,
+        limit=120,
+    ),
+    Row(
+        "network-100-times-slower",
+        "between",
+        GOES_ON,
+        arguments=("network", "between"),
+        act=lambda cluster: cluster.set_rate("10mbit"),
+    ),
     # The step's 8,000 rows take a while.
     Row("out-of-memory", "backward", "all end, naming the tensor", longest=40),
     Row("out-of-memory", "plan", "all end, naming the tensor", longest=40, smoke=True),
@@ -84,8 +95,13 @@ ROWS: List[Row] = [
     Row("ends-in-flight", "backward", GOES_ON),
     # The joined rank answers a gather with something else: Horovod notices at once, or gloo after 30 s.
     Row("joins-early", "between", "all end, naming the tensor", longest=45, limit=60),
-    Row("joins-early, uneven_steps", "between", GOES_ON, arguments=("joins-early", "between"),
-        env={"POSEIDON_UNEVEN_STEPS": "1"}),
+    Row(
+        "joins-early, uneven_steps",
+        "between",
+        GOES_ON,
+        arguments=("joins-early", "between"),
+        env={"POSEIDON_UNEVEN_STEPS": "1"},
+    ),
     Row("on-a-thread", "all", GOES_ON),
     Row("elastic: dies and returns", "backward", GOES_ON, script="elastic.py", limit=300, longest=240),
     endure("init and shutdown, 50 times", "restarts", "50", limit=180),

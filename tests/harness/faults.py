@@ -5,7 +5,7 @@ import re
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Optional
 
 from bench.cluster import Cluster, RunTimeout
 from harness.elastic import launch_elastic
@@ -41,10 +41,10 @@ class Row:
     ours: str
     ranks: int = 2
     script: str = "fault.py"
-    arguments: Optional[Tuple[str, ...]] = None
+    arguments: Optional[tuple[str, ...]] = None
     limit: float = 45
     longest: float = 20
-    env: Dict[str, str] = dataclasses.field(default_factory=dict)
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
     act: Optional[Callable[[Cluster], None]] = None
     smoke: bool = False
 
@@ -65,13 +65,13 @@ class Outcome:
 
     words: str
     seconds: float
-    messages: Dict[str, str]
+    messages: dict[str, str]
 
-    def plain(self) -> Dict[str, Any]:
+    def plain(self) -> dict[str, Any]:
         return {"outcome": self.words, "seconds": round(self.seconds, 1), "messages": self.messages}
 
 
-def run(row: Row, library: str, folder: Path) -> Tuple[Outcome, Launched]:
+def run(row: Row, library: str, folder: Path) -> tuple[Outcome, Launched]:
     """Launches one row with one library."""
     arguments = [str(TESTS / "scripts" / row.script), library, *(row.arguments or (row.fault, row.phase))]
     if row.script == "elastic.py":
@@ -87,7 +87,7 @@ def outcome_of(launched: Launched, ranks: int, limit: float) -> Outcome:
     """Reads what the ranks have said: "struck", "ends with KIND: MESSAGE", "reached the end", each with its time."""
     said = re.findall(r"rank (\d+) (struck|ends with .*|reached the end) @(\d+\.\d+)", launched.output)
     struck = [float(when) for _, what, when in said if what == "struck"]
-    messages = {rank: what[len("ends with "):] for rank, what, _ in said if what.startswith("ends with")}
+    messages = {rank: what[len("ends with ") :] for rank, what, _ in said if what.startswith("ends with")}
     reached = {rank for rank, what, _ in said if what == "reached the end"}
     if launched.timed_out:
         assert struck, f"the fault never came\n{launched}"
@@ -106,7 +106,7 @@ def outcome_of(launched: Launched, ranks: int, limit: float) -> Outcome:
 def _named(message: str) -> str:
     """What a user learns from an error."""
     text = re.sub(r"^\w+: (\[rank \d+\] )?", "", message)
-    found: List[str] = []
+    found: list[str] = []
     if re.search(r"(\w+\.)+(weight|bias)\b", text):
         found.append("the tensor")
     if "agree." in text and not found:
@@ -118,7 +118,7 @@ def _named(message: str) -> str:
     return " and ".join(found) or "nothing"
 
 
-def _on_cluster(row: Row, arguments: List[str], folder: Path) -> Launched:
+def _on_cluster(row: Row, arguments: list[str], folder: Path) -> Launched:
     """One rank on each of two hosts with links of 1 Gbit/s."""
     notes = folder / "notes"
     notes.unlink(missing_ok=True)

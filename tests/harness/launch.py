@@ -13,8 +13,9 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence
+from typing import Optional
 
 import psutil
 
@@ -43,7 +44,7 @@ class Launched:
     output: str
     seconds: float
     ended: float
-    orphans: List[str]
+    orphans: list[str]
 
     @property
     def timed_out(self) -> bool:
@@ -63,7 +64,9 @@ def horovodrun() -> str:
     beside = Path(sys.executable).parent / "horovodrun"
     found = str(beside) if beside.exists() else shutil.which("horovodrun")
     if found is None:
-        raise LauncherMissing(f"horovodrun is neither beside {sys.executable} nor on PATH; multi-process tests need it.")
+        raise LauncherMissing(
+            f"horovodrun is neither beside {sys.executable} nor on PATH; multi-process tests need it."
+        )
     return found
 
 
@@ -74,7 +77,7 @@ def _package_folder() -> str:
     return str(Path(spec.origin).parent.parent)
 
 
-def environment(extra: Mapping[str, str] = {}) -> Dict[str, str]:
+def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
     """Of a rank: what the tests depend on is set, and nothing of the caller's that would change results is left."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("HOROVOD_", "POSEIDON_"))}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
@@ -84,7 +87,7 @@ def environment(extra: Mapping[str, str] = {}) -> Dict[str, str]:
     return env
 
 
-def _alive(mark: str) -> List[psutil.Process]:
+def _alive(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
@@ -104,10 +107,19 @@ def _kill(processes: Sequence[psutil.Process]) -> None:
     psutil.wait_procs(processes, timeout=10)
 
 
-def launch(ranks: int, arguments: Sequence[str], *, seconds: float, env: Mapping[str, str] = {}, options: Sequence[str] = (),
-           after: Optional[str] = None) -> Launched:
+def launch(
+    ranks: int,
+    arguments: Sequence[str],
+    *,
+    seconds: float,
+    env: Mapping[str, str] = {},
+    options: Sequence[str] = (),
+    after: Optional[str] = None,
+) -> Launched:
     """``horovodrun -np ranks options... python arguments...`` on loopback; after ``seconds`` everything is killed."""
-    return run([horovodrun(), "-np", str(ranks), *options, sys.executable, *arguments], seconds=seconds, env=env, after=after)
+    return run(
+        [horovodrun(), "-np", str(ranks), *options, sys.executable, *arguments], seconds=seconds, env=env, after=after
+    )
 
 
 def _wait(process: "subprocess.Popen[str]", seconds: float, output: int, after: Optional[str]) -> int:
@@ -121,7 +133,9 @@ def _wait(process: "subprocess.Popen[str]", seconds: float, output: int, after: 
     return process.wait(timeout=seconds)
 
 
-def run(command: Sequence[str], *, seconds: float, env: Mapping[str, str] = {}, after: Optional[str] = None) -> Launched:
+def run(
+    command: Sequence[str], *, seconds: float, env: Mapping[str, str] = {}, after: Optional[str] = None
+) -> Launched:
     """A program that starts ranks; after ``seconds`` it is killed with all that it has started.
 
     With ``after`` the seconds count from when that text is in the output: how fast this machine starts ranks does not matter then.
@@ -129,10 +143,16 @@ def run(command: Sequence[str], *, seconds: float, env: Mapping[str, str] = {}, 
     mark = uuid.uuid4().hex
     begin = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                                   env={**environment(env), _MARK: mark}, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**environment(env), _MARK: mark},
+            start_new_session=True,
+        )
         returncode: Optional[int] = None
-        orphans: List[str] = []
+        orphans: list[str] = []
         try:
             returncode = _wait(process, seconds, output.fileno(), after)
             ended = time.time()

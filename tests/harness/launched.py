@@ -3,13 +3,13 @@
 import hashlib
 import os
 import socket
-from typing import Any, Dict
+from typing import Any
 
 # What a launch may hand to its ranks: settings of the libraries, and whatever else the caller has exported.
 _PREFIXES = ("HOROVOD_", "POSEIDON_", "NOTE_")
 
 
-def report(steps: int = 3) -> Dict[str, Any]:
+def report(steps: int = 3) -> dict[str, Any]:
     """Initializes Horovod, trains a small model with either library and returns what the launcher's tests compare, as plain data."""
     import horovod.torch as horovod
     import torch
@@ -22,7 +22,9 @@ def report(steps: int = 3) -> Dict[str, Any]:
     def trained(library):
         torch.manual_seed(7)
         model = torch.nn.Sequential(torch.nn.Linear(12, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
-        optimizer = library.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model.named_parameters())
+        optimizer = library.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model.named_parameters()
+        )
         for step in range(steps):
             generator = torch.Generator().manual_seed(1000 * step + library.rank())
             optimizer.zero_grad()

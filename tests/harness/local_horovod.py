@@ -5,7 +5,8 @@ exchanged in Python (``meeting``).
 """
 
 import copy
-from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple, Union
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable, Optional, Union
 
 import torch
 from horovod.common.exceptions import HorovodInternalError
@@ -69,18 +70,32 @@ class LocalHorovod:
             return given
         return self.global_process_set if given is horovods_global_process_set else self.ProcessSet(given.ranks)
 
-    def exchange(self, value: Any = None, process_set: Optional[RankSet] = None) -> List[Any]:
+    def exchange(self, value: Any = None, process_set: Optional[RankSet] = None) -> list[Any]:
         return self._meeting_of((process_set or self.global_process_set).ranks).exchange(self._rank, value)
 
     # ---- Tensors, over the transport
 
-    def allreduce_async(self, tensor: torch.Tensor, average=None, name: str = "allreduce", op=None,
-                        prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-                        process_set: Optional[RankSet] = None):
+    def allreduce_async(
+        self,
+        tensor: torch.Tensor,
+        average=None,
+        name: str = "allreduce",
+        op=None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: Optional[RankSet] = None,
+    ):
         assert average is None, "say op=Average or op=Sum"
         members = process_set or self.global_process_set
-        return self._world.native.allreduce(self._rank, name, tensor, Average if op is None else op, prescale_factor,
-                                            postscale_factor, members.process_set_id)
+        return self._world.native.allreduce(
+            self._rank,
+            name,
+            tensor,
+            Average if op is None else op,
+            prescale_factor,
+            postscale_factor,
+            members.process_set_id,
+        )
 
     def allgather_async(self, tensor: torch.Tensor, name: str = "allgather", process_set: Optional[RankSet] = None):
         members = process_set or self.global_process_set
@@ -124,10 +139,10 @@ class LocalHorovod:
     def broadcast_object(self, value: Any = None, root_rank: int = 0, name: Optional[str] = None) -> Any:
         return copy.deepcopy(self.exchange(value)[root_rank])
 
-    def allgather_object(self, value: Any, name: Optional[str] = None) -> List[Any]:
+    def allgather_object(self, value: Any, name: Optional[str] = None) -> list[Any]:
         return copy.deepcopy(self.exchange(value))
 
-    def broadcast_parameters(self, params: Union[dict, Iterable[Tuple[str, torch.Tensor]]], root_rank: int) -> None:
+    def broadcast_parameters(self, params: Union[dict, Iterable[tuple[str, torch.Tensor]]], root_rank: int) -> None:
         named = sorted(params.items()) if isinstance(params, dict) else list(params)
         sent = self.exchange([(name, tensor.detach().clone()) for name, tensor in named])[root_rank]
         assert [name for name, _ in sent] == [name for name, _ in named], "ranks have different parameters"

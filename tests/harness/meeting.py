@@ -1,7 +1,8 @@
 """Where the ranks of a run bring values and take everyone's: a barrier that breaks instead of waiting for ever."""
 
 import threading
-from typing import Any, Dict, List, Optional, Sequence, Set
+from collections.abc import Sequence
+from typing import Any, Optional
 
 
 class Broken(Exception):
@@ -18,13 +19,13 @@ class Meeting:
     def __init__(self, ranks: Sequence[int]) -> None:
         self._ranks = tuple(ranks)
         self._changed = threading.Condition()
-        self._values: Dict[int, Any] = {}
-        self._everyones: List[Any] = []
+        self._values: dict[int, Any] = {}
+        self._everyones: list[Any] = []
         self._count = 0
         self._broken: Optional[str] = None
-        self._gone: Set[int] = set()
+        self._gone: set[int] = set()
 
-    def exchange(self, rank: int, value: Any = None) -> List[Any]:
+    def exchange(self, rank: int, value: Any = None) -> list[Any]:
         """Everyone's value, in the order of ranks. The values are shared: nobody may change them."""
         with self._changed:
             self._values[rank] = value
@@ -42,7 +43,7 @@ class Meeting:
                 self._changed.wait()
             return self._everyones
 
-    def waiting(self) -> List[int]:
+    def waiting(self) -> list[int]:
         """Ranks that are here."""
         with self._changed:
             return sorted(self._values)

@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import List
 
 from poseidon_hvd import _C  # the package loads torch, Horovod and the extension in the right order
 
@@ -26,7 +25,7 @@ class NotBuilt(AssertionError):
     """A failure, never a skip: most tests of what travels between ranks need the extension."""
 
 
-def _folders() -> List[Path]:
+def _folders() -> list[Path]:
     given = os.environ.get(_FOLDER_VARIABLE)
     return [Path(given)] if given else sorted(cache.parent for cache in ROOT.glob("build/*/CMakeCache.txt"))
 
@@ -47,13 +46,16 @@ def build() -> Path:
     folder = next(filter(_same_build, folders), None)
     if folder is None:
         where = ", ".join(map(str, folders)) or f"{ROOT / 'build'}, which has no build"
-        raise NotBuilt(f"{_C.__file__} is not what was last built in {where}. Run `make build`, or name its build "
-                       f"folder in {_FOLDER_VARIABLE}.")
+        raise NotBuilt(
+            f"{_C.__file__} is not what was last built in {where}. Run `make build`, or name its build "
+            f"folder in {_FOLDER_VARIABLE}."
+        )
     with open(folder / ".local_world.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = [_cmake(folder), "--build", str(folder), "--target", "_local_world"]
-        built = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               timeout=_BUILD_SECONDS)
+        built = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_BUILD_SECONDS
+        )
     if built.returncode != 0:
         raise NotBuilt(f"_local_world was not built in {folder}:\n{built.stdout[-5000:]}")
     if not _same_build(folder):
@@ -61,7 +63,7 @@ def build() -> Path:
     return folder / Path(_C.__file__).name.replace("_C", "_local_world", 1)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def local_world():
     """The loaded module."""
     spec = importlib.util.spec_from_file_location("_local_world", build())

@@ -3,8 +3,9 @@
 import gc
 import os
 import threading
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Dict, Iterator, Mapping
+from typing import Any
 from unittest import mock
 
 import torch
@@ -39,7 +40,7 @@ def _added(environment: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _state() -> Dict[str, Any]:
+def _state() -> dict[str, Any]:
     ours = ("POSEIDON_", "HOROVOD_")
     return {
         "anomaly mode": torch.is_anomaly_enabled(),
@@ -62,8 +63,10 @@ def _state_kept() -> Iterator[None]:
         after = _state()
         torch.set_num_threads(threads)
     changed = [name for name in before if before[name] != after[name]]
-    assert not changed, (f"ranks that are threads changed the process's {', '.join(changed)}, which all of them share. "
-                         "That needs real ranks: @case(real=...)")
+    assert not changed, (
+        f"ranks that are threads changed the process's {', '.join(changed)}, which all of them share. "
+        "That needs real ranks: @case(real=...)"
+    )
 
 
 @contextmanager

@@ -6,7 +6,8 @@ import sys
 import threading
 import traceback
 from collections import defaultdict
-from typing import Any, Callable, Dict, Iterator, Optional
+from collections.abc import Iterator
+from typing import Any, Callable, Optional
 
 from poseidon_hvd import _runtime
 
@@ -26,7 +27,7 @@ class RankWorld(_runtime.World):
     def __init__(self, world, rank: int, horovod: LocalHorovod) -> None:
         self._world, self._rank, self._horovod = world, rank, horovod
         self._run = world.runs
-        self._tags: Dict[int, Iterator[int]] = defaultdict(itertools.count)
+        self._tags: dict[int, Iterator[int]] = defaultdict(itertools.count)
 
     def size(self) -> int:
         return self._world.size

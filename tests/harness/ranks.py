@@ -1,7 +1,8 @@
 """The rank that a case runs on: Horovod, data as a formula of rank, step and index, and comparisons between ranks."""
 
 import hashlib
-from typing import Any, Iterable, Optional, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -50,14 +51,19 @@ class Rank:
     def reduce(self, tensor: torch.Tensor, op=None, process_set=None) -> torch.Tensor:
         """Mean over ranks (or another op) of a float64 tensor."""
         horovod = self.horovod
-        return horovod.allreduce(tensor, op=horovod.Average if op is None else op, name="harness.reduce",
-                                 process_set=process_set or horovod.global_process_set)
+        return horovod.allreduce(
+            tensor,
+            op=horovod.Average if op is None else op,
+            name="harness.reduce",
+            process_set=process_set or horovod.global_process_set,
+        )
 
     def everywhere(self, value: bool) -> bool:
         return bool(self.gather(torch.tensor([int(value)])).all())
 
-    def assert_same_everywhere(self, tensors: Iterable[Optional[torch.Tensor]], what: str,
-                               members: Optional[Sequence[int]] = None) -> None:
+    def assert_same_everywhere(
+        self, tensors: Iterable[Optional[torch.Tensor]], what: str, members: Optional[Sequence[int]] = None
+    ) -> None:
         """Bitwise, including which of them are None. All ranks call it; those of ``members`` (default: all) are compared."""
         digest = hashlib.sha256()
         for tensor in tensors:

@@ -2,11 +2,34 @@
 
 import dataclasses
 import importlib
-from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Callable, Optional, Union
 
-MODULES = ("linear", "extra", "passes", "unused", "graphs", "precision", "half_wire", "sparse", "embedding", "embedding_sparse",
-           "embedding_extra", "tricks", "lifecycle", "training", "planning", "dense", "joining", "reduction_hooks", "weighing", "compatibility", "bounds",
-           "reduced", "walks")
+MODULES = (
+    "linear",
+    "extra",
+    "passes",
+    "unused",
+    "graphs",
+    "precision",
+    "half_wire",
+    "sparse",
+    "embedding",
+    "embedding_sparse",
+    "embedding_extra",
+    "tricks",
+    "lifecycle",
+    "training",
+    "planning",
+    "dense",
+    "joining",
+    "reduction_hooks",
+    "weighing",
+    "compatibility",
+    "bounds",
+    "reduced",
+    "walks",
+)
 # Numbers of ranks that are threads; fewer where cases measure or train for long.
 _THREADS = (2, 3, 4, 8)
 _FEWER_THREADS = {
@@ -33,11 +56,18 @@ class Case:
     seconds: float  # after which a rank that is still in it is stuck
 
 
-_registered: Dict[str, Dict[str, Case]] = {}
+_registered: dict[str, dict[str, Case]] = {}
 
 
-def case(function=None, *, real: Optional[str] = None, threads: Union[None, bool, Sequence[int]] = None,
-         ranks: Sequence[int] = (2, 4), measured: bool = False, seconds: float = 60):
+def case(
+    function=None,
+    *,
+    real: Optional[str] = None,
+    threads: Union[None, bool, Sequence[int]] = None,
+    ranks: Sequence[int] = (2, 4),
+    measured: bool = False,
+    seconds: float = 60,
+):
     """Registers a test function. It gets the ``harness.ranks.Rank`` that it runs on.
 
     Args:
@@ -48,6 +78,7 @@ def case(function=None, *, real: Optional[str] = None, threads: Union[None, bool
         measured: see ``harness.world.World``.
         seconds: how long it may take.
     """
+
     def register(function):
         module = function.__module__.rpartition(".")[2]
         cases = _registered.setdefault(module, {})
@@ -55,15 +86,21 @@ def case(function=None, *, real: Optional[str] = None, threads: Union[None, bool
         numbers = threads
         if threads is None or threads is True:
             numbers = () if real and threads is None else _FEWER_THREADS.get(module, _THREADS)
-        cases[function.__name__] = Case(name=function.__name__, run=function, threads=tuple(numbers),
-                                        ranks=tuple(ranks) if real else (), real=real, measured=measured,
-                                        seconds=seconds)
+        cases[function.__name__] = Case(
+            name=function.__name__,
+            run=function,
+            threads=tuple(numbers),
+            ranks=tuple(ranks) if real else (),
+            real=real,
+            measured=measured,
+            seconds=seconds,
+        )
         return function
 
     return register if function is None else register(function)
 
 
-def cases_of(module: str) -> Dict[str, Case]:
+def cases_of(module: str) -> dict[str, Case]:
     importlib.import_module(f"cases.{module}")
     return _registered[module]
 
@@ -74,7 +111,7 @@ def find(key: str) -> Case:
     return cases_of(module)[name]
 
 
-def selection(kind: str) -> List[Tuple[int, str]]:
+def selection(kind: str) -> list[tuple[int, str]]:
     """Number of ranks and ``"module.name"`` of everything that runs on ``"threads"`` or on (real) ``"ranks"``."""
     everything = [(f"{module}.{name}", found) for module in MODULES for name, found in cases_of(module).items()]
     everything.sort(key=lambda entry: entry[1].real in (JOIN, PROCESS_SET))

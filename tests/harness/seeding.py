@@ -2,19 +2,37 @@
 
 import functools
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Optional
 from unittest import mock
 
 import torch
 
 # Of functions that take a generator.
-_METHODS = ("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial", "normal_", "random_",
-            "uniform_")
+_METHODS = (
+    "bernoulli_",
+    "cauchy_",
+    "exponential_",
+    "geometric_",
+    "log_normal_",
+    "multinomial",
+    "normal_",
+    "random_",
+    "uniform_",
+)
 _FUNCTIONS = ("bernoulli", "multinomial", "normal", "rand", "randint", "randn", "randperm")
 # Of functions that always take the default one.
-_NN_FUNCTIONS = ("alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout",
-                 "gumbel_softmax", "rrelu")
+_NN_FUNCTIONS = (
+    "alpha_dropout",
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "feature_alpha_dropout",
+    "gumbel_softmax",
+    "rrelu",
+)
 _LIKE = ("rand_like", "randint_like", "randn_like")
 
 _own = threading.local()
@@ -86,6 +104,7 @@ def random_by_thread() -> Iterator[None]:
     """
     before = torch.default_generator.get_state()
     with ExitStack() as stack:
+
         def replace(where, name, wrapper):
             stack.enter_context(mock.patch.object(where, name, wrapper(getattr(where, name))))
 
@@ -104,4 +123,5 @@ def random_by_thread() -> Iterator[None]:
         yield
     assert torch.equal(torch.default_generator.get_state(), before), (
         "a rank that is a thread drew random numbers from PyTorch's default generator, which all ranks share. Draw with "
-        "a generator, or add the function that drew to harness/seeding.py.")
+        "a generator, or add the function that drew to harness/seeding.py."
+    )

@@ -3,13 +3,14 @@
 import re
 import threading
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Optional
 
 _own = threading.local()
 
 
-def _frames() -> List["_Frame"]:
+def _frames() -> list["_Frame"]:
     if not hasattr(_own, "frames"):
         _own.frames = []
     return _own.frames
@@ -18,14 +19,22 @@ def _frames() -> List["_Frame"]:
 class _Frame:
     """One ``catch_warnings`` block of one thread."""
 
-    def __init__(self, *, record: bool = False, module: Any = None, action: Optional[str] = None,
-                 category: type = Warning, lineno: int = 0, append: bool = False) -> None:
-        self.recorded: Optional[List[warnings.WarningMessage]] = [] if record else None
-        self._filters: List[Tuple[str, Optional["re.Pattern"], type]] = []
+    def __init__(
+        self,
+        *,
+        record: bool = False,
+        module: Any = None,
+        action: Optional[str] = None,
+        category: type = Warning,
+        lineno: int = 0,
+        append: bool = False,
+    ) -> None:
+        self.recorded: Optional[list[warnings.WarningMessage]] = [] if record else None
+        self._filters: list[tuple[str, Optional[re.Pattern], type]] = []
         if action is not None:
             self.add(action, None, category, append)
 
-    def __enter__(self) -> Optional[List[warnings.WarningMessage]]:
+    def __enter__(self) -> Optional[list[warnings.WarningMessage]]:
         _frames().append(self)
         return self.recorded
 
@@ -65,6 +74,7 @@ def warnings_by_thread() -> Iterator[None]:
     Every warning of every call counts, as after ``simplefilter("always")``. Filters outside of ``catch_warnings`` have
     no effect.
     """
+
     def simplefilter(action, category=Warning, lineno=0, append=False):
         if _frames():
             _frames()[-1].add(action, None, category, append)
@@ -80,8 +90,13 @@ def warnings_by_thread() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         show = warnings._showwarnmsg
-        replaced = {"catch_warnings": _Frame, "simplefilter": simplefilter, "filterwarnings": filterwarnings,
-                    "resetwarnings": resetwarnings, "_showwarnmsg": lambda warning: _show(show, warning)}
+        replaced = {
+            "catch_warnings": _Frame,
+            "simplefilter": simplefilter,
+            "filterwarnings": filterwarnings,
+            "resetwarnings": resetwarnings,
+            "_showwarnmsg": lambda warning: _show(show, warning),
+        }
         originals = {name: getattr(warnings, name) for name in replaced}
         try:
             for name, value in replaced.items():

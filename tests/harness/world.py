@@ -19,7 +19,8 @@ initialized: ``rank.horovod`` has its constants and some collectives (``local_ho
 import os
 import threading
 import time
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable, NoReturn, Optional
 
 import torch
 from horovod.torch.mpi_ops import Average, Max, Min, Product, Sum
@@ -28,7 +29,7 @@ from .local_horovod import LocalHorovod
 from .meeting import Meeting
 from .native import local_world
 from .one_process import ranks_in_one_process
-from .rank_thread import STOPPED, STUCK, RankThread, RankWorld
+from .rank_thread import STOPPED, RankThread, RankWorld
 from .ranks import SUBSET, Rank
 
 # For the other ranks to end by themselves after one has failed: their own exceptions say more than "stopped".
@@ -48,7 +49,7 @@ class RanksFailed(AssertionError):
         kinds: rank -> name of the exception's type; ``STOPPED`` where it only followed from another rank's; or ``STUCK``.
     """
 
-    def __init__(self, text: str, errors: Dict[int, str], kinds: Dict[int, str]) -> None:
+    def __init__(self, text: str, errors: dict[int, str], kinds: dict[int, str]) -> None:
         super().__init__(text)
         self.errors, self.kinds = errors, kinds
 
@@ -85,7 +86,7 @@ class World:
         self._environment = {} if measured or "POSEIDON_DENSE" in os.environ else {"POSEIDON_DENSE": "lazy"}
         self._broken: Optional[str] = None
         self._changed = threading.Condition()
-        self._process_sets: Dict[Sequence[int], int] = {tuple(range(size)): 0}
+        self._process_sets: dict[Sequence[int], int] = {tuple(range(size)): 0}
 
     def __enter__(self) -> "World":
         return self
@@ -105,7 +106,7 @@ class World:
         """
         self.native.fail_next(name, message, local_world().ALL_RANKS if rank is None else rank)
 
-    def executed(self) -> List[Dict[str, Any]]:
+    def executed(self) -> list[dict[str, Any]]:
         """Operations in the order of execution: name, kind, dtype, bytes (by member), process_set, ok."""
         return self.native.log()
 
@@ -117,7 +118,7 @@ class World:
                 self._process_sets[key] = self.native.add_process_set(list(key))
             return self._process_sets[key]
 
-    def run(self, main: Callable[[Rank], Any], *, seconds: float = 60.0) -> List[Any]:
+    def run(self, main: Callable[[Rank], Any], *, seconds: float = 60.0) -> list[Any]:
         """``main(rank)`` on every rank. Returns their results, in the order of ranks.
 
         Raises:
@@ -140,8 +141,8 @@ class _Run:
     def __init__(self, world: World, main: Callable[[Rank], Any]) -> None:
         self._world = world
         self._changed = threading.Condition()
-        self._ended: List[int] = []
-        self._meetings: Dict[Sequence[int], Meeting] = {}
+        self._ended: list[int] = []
+        self._meetings: dict[Sequence[int], Meeting] = {}
         self._threads = []
         for number in range(world.size):
             horovod = LocalHorovod(world, number, self._meeting_of)
@@ -149,7 +150,7 @@ class _Run:
             rank = ThreadRank(horovod, number, world.size, subset)
             self._threads.append(RankThread(rank, RankWorld(world, number, horovod), main, self._end))
 
-    def result(self, seconds: float) -> List[Any]:
+    def result(self, seconds: float) -> list[Any]:
         with ranks_in_one_process(self._world._environment):
             for each in self._threads:
                 each.start()

@@ -5,7 +5,7 @@ Whether an action is allowed at a point of a program is told in ``rules``, nowhe
 
 import dataclasses
 from contextlib import contextmanager
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from .machine import Machine, Points
 from .models import TrapSprung
 from .text import Short
 
-Ranks = Optional[Tuple[int, ...]]  # None: all
+Ranks = Optional[tuple[int, ...]]  # None: all
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -122,7 +122,7 @@ class Clip(Action):
 class Forward(Action):
     """``rows``: of each rank. ``swapped``: a parameter whose ``.data`` is another during it."""
 
-    rows: Tuple[int, ...]
+    rows: tuple[int, ...]
     swapped: Optional[str] = None
 
     def do(self, machine):
@@ -161,7 +161,9 @@ class Backward(Action):
         wanted = [machine.params[name] for name in names]
         if self.how in ("once", "retained", "asked before"):
             if self.how == "asked before":
-                machine.seen += [g for g in torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True) if g is not None]
+                machine.seen += [
+                    g for g in torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True) if g is not None
+                ]
             if self.how == "retained":
                 machine.backward(loss, retain_graph=True)
             machine.backward(loss)
@@ -188,7 +190,7 @@ class FailedBackward(Action):
     "repeat": forward and backward again; "skip": nothing. The other ranks' backward does not fail.
     """
 
-    rows: Tuple[int, ...]
+    rows: tuple[int, ...]
     trap: int = 0
     ranks: Ranks = None
     then: str = "repeat"
@@ -264,7 +266,7 @@ MODULE_HOOKS = ("full backward", "full backward pre", "backward")
 OUTPUT_HOOKS = ("output", "output retained", "grad_fn", "grad_fn pre")
 
 
-def _half(grads: Any) -> Tuple[Optional[Tensor], ...]:
+def _half(grads: Any) -> tuple[Optional[Tensor], ...]:
     return tuple(None if g is None else g * 0.5 for g in grads)
 
 
@@ -281,7 +283,13 @@ class Hook(Action):
     number: int = 0
 
     def do(self, machine):
-        register = self._on_output if self.kind in OUTPUT_HOOKS else self._on_module if self.kind in MODULE_HOOKS else self._on_tensor
+        register = (
+            self._on_output
+            if self.kind in OUTPUT_HOOKS
+            else self._on_module
+            if self.kind in MODULE_HOOKS
+            else self._on_tensor
+        )
         machine.handles[self.number] = register(machine)
         machine.hooks[self.number] = self
 
@@ -364,7 +372,7 @@ class Step(Action):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class StepWithClosure(Action):
-    rows: Tuple[int, ...]
+    rows: tuple[int, ...]
 
     def play(self, machine):
         def closure():

@@ -5,8 +5,9 @@ the name of the point at which ``reference`` averages over ranks.
 """
 
 import dataclasses
+from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
@@ -22,8 +23,8 @@ class Look:
     """What a rank sees at one point of a program. Gradients are dense copies."""
 
     where: str
-    parameters: Dict[str, Tensor]
-    gradients: Dict[str, Optional[Tensor]]
+    parameters: dict[str, Tensor]
+    gradients: dict[str, Optional[Tensor]]
 
 
 class Machine:
@@ -32,14 +33,16 @@ class Machine:
         self.net = build(program.model, dtype)
         self.params = dict(self.net.named_parameters())
         self.step_index = self.forwards = 0
-        self.terms: List[Tensor] = []  # of the loss of the last forward
-        self.on_output: Dict[int, List[Callable[[Tensor], None]]] = {}
-        self.handles: Dict[int, Any] = {}  # of hooks, by number
-        self.hooks: Dict[int, Any] = {}  # the actions that set them
-        self.nodes: List[Any] = []  # gradient accumulators with hooks, which PyTorch keeps no longer than somebody needs them
-        self.counted: Dict[int, int] = {}  # calls of hooks
-        self.seen: List[Tensor] = []  # gradients that the program asked for, of this rank alone
-        self.looks: List[Look] = []
+        self.terms: list[Tensor] = []  # of the loss of the last forward
+        self.on_output: dict[int, list[Callable[[Tensor], None]]] = {}
+        self.handles: dict[int, Any] = {}  # of hooks, by number
+        self.hooks: dict[int, Any] = {}  # the actions that set them
+        self.nodes: list[
+            Any
+        ] = []  # gradient accumulators with hooks, which PyTorch keeps no longer than somebody needs them
+        self.counted: dict[int, int] = {}  # calls of hooks
+        self.seen: list[Tensor] = []  # gradients that the program asked for, of this rank alone
+        self.looks: list[Look] = []
         self.optimizer = self.wrap(self.base_optimizer())
 
     def base_optimizer(self) -> torch.optim.Optimizer:
@@ -59,14 +62,14 @@ class Machine:
 
     # ---- Forward and backward
 
-    def forward(self, rows: int, trap: Optional[int] = None) -> List[Tensor]:
+    def forward(self, rows: int, trap: Optional[int] = None) -> list[Tensor]:
         moment = Moment(self.rank, self.step_index, trap, self.on_output)
         return losses(self.net, batch(self.rank, self.step_index, self.forwards, rows), moment)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         loss.backward(**options)
 
-    def trainable(self) -> List[str]:
+    def trainable(self) -> list[str]:
         return [name for name, p in self.params.items() if p.requires_grad]
 
     # ---- What other ranks take part in
@@ -82,17 +85,21 @@ class Machine:
 
     def look(self, where: str) -> None:
         copy = lambda tensor: tensor.detach().to_dense().clone() if tensor.is_sparse else tensor.detach().clone()  # noqa: E731
-        self.looks.append(Look(
-            where,
-            {name: copy(p) for name, p in self.params.items()},
-            {name: None if p.grad is None else copy(p.grad) for name, p in self.params.items()},
-        ))
+        self.looks.append(
+            Look(
+                where,
+                {name: copy(p) for name, p in self.params.items()},
+                {name: None if p.grad is None else copy(p.grad) for name, p in self.params.items()},
+            )
+        )
 
 
 class RankUnderTest(Machine):
     """Wraps its optimizer with the product's."""
 
-    def __init__(self, program: Program, rank: int, wrap: Callable[[Machine, torch.optim.Optimizer], torch.optim.Optimizer]) -> None:
+    def __init__(
+        self, program: Program, rank: int, wrap: Callable[[Machine, torch.optim.Optimizer], torch.optim.Optimizer]
+    ) -> None:
         self._wrap = wrap
         super().__init__(program, rank, torch.float32)
 
@@ -119,8 +126,8 @@ class ReferenceRank(Machine):
     """In float64, with PyTorch's own optimizer. Counts what arrives at its gradient accumulators."""
 
     def __init__(self, program: Program, rank: int) -> None:
-        self.arrived: Dict[str, int] = {}
-        self.met: Optional[Set[str]] = None  # what was complete when the first gradient was
+        self.arrived: dict[str, int] = {}
+        self.met: Optional[set[str]] = None  # what was complete when the first gradient was
         super().__init__(program, rank, torch.float64)
 
     def wrap(self, base):

@@ -6,7 +6,8 @@ a millisecond. Values are the same in float32 and float64: they are drawn in flo
 
 import dataclasses
 import functools
-from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple, Type
+from collections.abc import Sequence
+from typing import Callable, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ class Spec(Short):
     """``tied_head``: the head is the table of the front, if there is one."""
 
     front: str = "features"
-    layers: Tuple[Layer, ...] = ()
+    layers: tuple[Layer, ...] = ()
     tied_head: bool = False
 
 
@@ -67,8 +68,8 @@ class Moment:
     rank: int
     step: int
     trap: Optional[int] = None
-    on_output: Dict[int, List[Callable[[Tensor], None]]] = dataclasses.field(default_factory=dict)
-    penalties: List[Tensor] = dataclasses.field(default_factory=list)
+    on_output: dict[int, list[Callable[[Tensor], None]]] = dataclasses.field(default_factory=dict)
+    penalties: list[Tensor] = dataclasses.field(default_factory=list)
 
     def set_trap(self, x: Tensor, behind: int) -> Tensor:
         if self.trap is None or behind > self.trap or not x.requires_grad:
@@ -144,7 +145,9 @@ class Checkpointed(Block):
     def forward(self, x, moment):
         if self.reentrant and not x.requires_grad:
             x = x.detach().requires_grad_()
-        return checkpoint(lambda z: torch.tanh(self.linear(z)), x, use_reentrant=self.reentrant, preserve_rng_state=False)
+        return checkpoint(
+            lambda z: torch.tanh(self.linear(z)), x, use_reentrant=self.reentrant, preserve_rng_state=False
+        )
 
 
 class Reentrant(Checkpointed):
@@ -153,7 +156,9 @@ class Reentrant(Checkpointed):
 
 class CheckpointedTwice(Block):
     def forward(self, x, moment):
-        once = functools.partial(checkpoint, lambda z: torch.tanh(self.linear(z)), use_reentrant=False, preserve_rng_state=False)
+        once = functools.partial(
+            checkpoint, lambda z: torch.tanh(self.linear(z)), use_reentrant=False, preserve_rng_state=False
+        )
         return once(once(x))
 
 
@@ -344,12 +349,31 @@ class Scale(OneOfTheseOnly):
         return x * (1 + 0.1 * self.layer.scale)
 
 
-KINDS: Dict[str, Type[Block]] = {
-    "linear": Block, "repeated": Repeated, "on parts": OnParts, "recurrent": Recurrent, "checkpointed": Checkpointed,
-    "checkpointed twice": CheckpointedTwice, "reentrant": Reentrant, "residual": Residual, "functional": Functional, "product": Product,
-    "mixed": Mixed, "late mixed": LateMixed, "penalised": Penalised, "late penalised": LatePenalised, "cast": CastWeight,
-    "low rank": LowRank, "low rank calls": LowRankCalls, "tied": Tied, "shared bias": SharedBias, "wide": Wide,
-    "convolution": Convolution, "norm": Norm, "gru": Gru, "scale": Scale,
+KINDS: dict[str, type[Block]] = {
+    "linear": Block,
+    "repeated": Repeated,
+    "on parts": OnParts,
+    "recurrent": Recurrent,
+    "checkpointed": Checkpointed,
+    "checkpointed twice": CheckpointedTwice,
+    "reentrant": Reentrant,
+    "residual": Residual,
+    "functional": Functional,
+    "product": Product,
+    "mixed": Mixed,
+    "late mixed": LateMixed,
+    "penalised": Penalised,
+    "late penalised": LatePenalised,
+    "cast": CastWeight,
+    "low rank": LowRank,
+    "low rank calls": LowRankCalls,
+    "tied": Tied,
+    "shared bias": SharedBias,
+    "wide": Wide,
+    "convolution": Convolution,
+    "norm": Norm,
+    "gru": Gru,
+    "scale": Scale,
 }
 # PyTorch itself refuses batches without rows.
 NOT_EMPTY = frozenset({"gru"})
@@ -372,7 +396,7 @@ class Net(nn.Module):
             "bag": lambda: nn.EmbeddingBag(WORDS, WIDTH, mode="sum"),
             "sparse bag": lambda: nn.EmbeddingBag(WORDS, WIDTH, mode="mean", sparse=True),
         }[spec.front]()
-        blocks: List[Block] = []
+        blocks: list[Block] = []
         for layer in spec.layers:
             blocks.append(KINDS[layer.kind](layer, blocks))
         self.layers = nn.ModuleList(blocks)
@@ -406,18 +430,18 @@ def build(spec: Spec, dtype: torch.dtype) -> Net:
 
 
 @functools.lru_cache(maxsize=4096)
-def parameter_names(spec: Spec) -> Tuple[str, ...]:
+def parameter_names(spec: Spec) -> tuple[str, ...]:
     return tuple(name for name, _ in Net(spec).named_parameters())
 
 
-def sparse_parameters(spec: Spec) -> FrozenSet[str]:
+def sparse_parameters(spec: Spec) -> frozenset[str]:
     """Those whose gradient autograd makes a sparse tensor."""
     tied = spec.tied_head
     return frozenset({"front.weight"}) if "sparse" in spec.front and not tied else frozenset()
 
 
 @functools.lru_cache(maxsize=4096)
-def not_saved(spec: Spec) -> Tuple[str, ...]:
+def not_saved(spec: Spec) -> tuple[str, ...]:
     """Parameters that may be changed in place between forward and backward, because no node of the graph has saved them."""
     found = []
     if spec.front != "features" and not spec.tied_head:
@@ -450,7 +474,7 @@ def batch(rank: int, step: int, number: int, rows: int) -> Batch:
     return Batch(x, torch.randint(WORDS, (rows, 2), generator=generator), target)
 
 
-def losses(net: Net, data: Batch, moment: Moment) -> List[Tensor]:
+def losses(net: Net, data: Batch, moment: Moment) -> list[Tensor]:
     """Two terms, whose sum is the loss."""
     y = net(data, moment)
     linear = (y * data.target.to(y.dtype)).sum() / 4

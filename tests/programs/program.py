@@ -1,7 +1,7 @@
 """A training program as plain data: ranks, model, settings, and what is done in which order."""
 
 import dataclasses
-from typing import Optional, Tuple
+from typing import Optional
 
 from .models import Spec
 from .text import Short
@@ -11,8 +11,10 @@ DENSE = ("lazy", "lazy:64", "wfbp", "bsp", "merged", "priority:64", "horovod", "
 OPTIMIZERS = ("plain", "momentum", "decay", "adam")
 
 # Seconds and seconds per byte. With a network given, nothing is measured.
-NETWORK = {"allreduce": {"alpha_seconds": 1e-5, "beta_seconds_per_byte": 1e-7},
-           "allgather": {"alpha_seconds": 1e-5, "beta_seconds_per_byte": 1e-7}}
+NETWORK = {
+    "allreduce": {"alpha_seconds": 1e-5, "beta_seconds_per_byte": 1e-7},
+    "allgather": {"alpha_seconds": 1e-5, "beta_seconds_per_byte": 1e-7},
+}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -38,12 +40,17 @@ class Program(Short):
     ranks: int = 2
     model: Spec = Spec()
     settings: Settings = Settings()
-    actions: Tuple = ()
-    before: Tuple = ()
+    actions: tuple = ()
+    before: tuple = ()
 
     def text(self, mark: Optional[int] = None) -> str:
         """Python that makes it again. ``mark``: the index of an action to point at."""
-        lines = ["Program(", f"    ranks={self.ranks},", f"    model={self.model!r},", f"    settings={self.settings!r},"]
+        lines = [
+            "Program(",
+            f"    ranks={self.ranks},",
+            f"    model={self.model!r},",
+            f"    settings={self.settings!r},",
+        ]
         if self.before:
             lines.append(f"    before={self.before!r},")
         lines.append("    actions=(")

@@ -5,7 +5,7 @@ be run, the numbers at the points of comparison that it has put in, and the erro
 """
 
 import dataclasses
-from typing import Dict, List, Optional
+from typing import Optional
 
 import torch
 
@@ -20,12 +20,12 @@ class Expected:
     """``looks``, ``seen``, ``counted``: by rank. ``refusals``: errors that may end the program; the last one must, if ``must_end``."""
 
     program: Program
-    looks: List[List[Look]]
-    seen: List[List[torch.Tensor]]
-    counted: List[Dict[int, int]]
-    refusals: List[Refused]
+    looks: list[list[Look]]
+    seen: list[list[torch.Tensor]]
+    counted: list[dict[int, int]]
+    refusals: list[Refused]
     must_end: bool
-    left: Dict[str, int]
+    left: dict[str, int]
 
 
 class Reference:
@@ -34,22 +34,31 @@ class Reference:
         self.settings = self.program.settings
         self.ranks = [ReferenceRank(self.program, rank) for rank in range(program.ranks)]
         self.state = State(self.program, self.ranks)
-        self.kept: List[a.Action] = []
-        self.refusals: List[Refused] = []
-        self.left: Dict[str, int] = {}
+        self.kept: list[a.Action] = []
+        self.refusals: list[Refused] = []
+        self.left: dict[str, int] = {}
         self._look: Optional[str] = None
 
     def run(self) -> Expected:
         must_end = False
         for action in self.program.actions:
             if isinstance(action, a.EndStep) and self.state.any_touched() and not self.state.reduced:
-                must_end = self._judge_and_play(a.Step())  # else the next zero_grad() is refused, or ranks wait for ever
+                must_end = self._judge_and_play(
+                    a.Step()
+                )  # else the next zero_grad() is refused, or ranks wait for ever
             must_end = must_end or self._judge_and_play(action)
             if must_end:
                 break
         program = dataclasses.replace(self.program, actions=tuple(self.kept))
-        return Expected(program, [rank.looks for rank in self.ranks], [rank.seen for rank in self.ranks],
-                        [rank.counted for rank in self.ranks], self.refusals, must_end, self.left)
+        return Expected(
+            program,
+            [rank.looks for rank in self.ranks],
+            [rank.seen for rank in self.ranks],
+            [rank.counted for rank in self.ranks],
+            self.refusals,
+            must_end,
+            self.left,
+        )
 
     def _judge_and_play(self, action: a.Action) -> bool:
         """True: the program must end here."""
@@ -123,7 +132,10 @@ class Reference:
         self.state.active |= set(self.ranks[0].trainable())
         for name in sorted(self.state.active):
             params = [rank.params[name] for rank in self.ranks]
-            dense = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() if p.grad.is_sparse else p.grad for p in params]
+            dense = [
+                torch.zeros_like(p) if p.grad is None else p.grad.to_dense() if p.grad.is_sparse else p.grad
+                for p in params
+            ]
             total = torch.stack([grad.detach() for grad in dense]).sum(0)
             result = total / len(self.ranks) if self.settings.op == "Average" else total
             for p in params:

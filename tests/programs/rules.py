@@ -11,7 +11,7 @@ user does afterwards acts on that as in one process; replicas stay bitwise equal
 import dataclasses
 import functools
 import re
-from typing import Callable, Dict, List, Optional, Set, Tuple, Type, Union
+from typing import Callable, Optional, Union
 
 import torch
 
@@ -35,9 +35,9 @@ class Left:
 class Refused:
     """``index``: of the action that must fail; of one that may, the first that may."""
 
-    kind: Type[BaseException]
+    kind: type[BaseException]
     pattern: str
-    ranks: Tuple[int, ...]
+    ranks: tuple[int, ...]
     must: bool = True
     index: int = -1
 
@@ -49,13 +49,13 @@ RUNS = Runs()
 Verdict = Union[Runs, Left, Refused]
 
 # What the product does not do, by the name under which rules look around it: its reason. Nothing so far.
-EXCLUDED: Dict[str, str] = {}
+EXCLUDED: dict[str, str] = {}
 
 
 class State:
     """Where a step is: how many passes have reached each parameter on each rank, and what has been reduced."""
 
-    def __init__(self, program: Program, ranks: List[ReferenceRank]) -> None:
+    def __init__(self, program: Program, ranks: list[ReferenceRank]) -> None:
         self.program, self.ranks = program, ranks
         self.passes = program.settings.passes
         # That have wanted a gradient when gradients were synchronized, or when the optimizer was wrapped.
@@ -82,22 +82,27 @@ class State:
     def perhaps_reduced(self) -> bool:
         """backward() may have reduced what ranks know of each other that all complete it; a new plan may have told them that."""
         known = self.known() & set(self.ranks[0].trainable())
-        return (self.program.settings.reduce_in == "backward" and not self.reduced and self.any_touched()
-                and all(rank.arrived[name] == self.passes for rank in self.ranks for name in known))
+        return (
+            self.program.settings.reduce_in == "backward"
+            and not self.reduced
+            and self.any_touched()
+            and all(rank.arrived[name] == self.passes for rank in self.ranks for name in known)
+        )
 
     def uneven(self) -> bool:
         """A gradient is complete on some ranks, and not on others."""
         return not self.reduced and any(
-            len({rank.arrived[name] >= self.passes for rank in self.ranks}) > 1 for name in self.ranks[0].params)
+            len({rank.arrived[name] >= self.passes for rank in self.ranks}) > 1 for name in self.ranks[0].params
+        )
 
     def in_flight(self, name: str) -> bool:
         """Complete on some rank, and not reduced."""
         return not self.reduced and any(rank.arrived[name] >= self.passes for rank in self.ranks)
 
-    def grads(self, name: str) -> List[Optional[torch.Tensor]]:
+    def grads(self, name: str) -> list[Optional[torch.Tensor]]:
         return [rank.params[name].grad for rank in self.ranks]
 
-    def hook_kinds(self, on=None) -> List[str]:
+    def hook_kinds(self, on=None) -> list[str]:
         return [hook.kind for hook in self.ranks[0].hooks.values() if on is None or hook.on == on]
 
     def note_unfrozen(self, name: str) -> None:
@@ -109,7 +114,7 @@ class State:
         wanted = set(self.ranks[0].trainable())
         return self.complete() and wanted <= self.known()
 
-    def known(self) -> Set[str]:
+    def known(self) -> set[str]:
         """Of which all ranks know that all complete them in backward."""
         if self.planned:
             return self.settled
@@ -124,7 +129,9 @@ class State:
 
     def note_end_of_step(self) -> None:
         if not self.reduced:  # else all were complete
-            self.settled = {name for name in self.settled if all(rank.arrived[name] >= self.passes for rank in self.ranks)}
+            self.settled = {
+                name for name in self.settled if all(rank.arrived[name] >= self.passes for rank in self.ranks)
+            }
         self.planned = True
 
 
@@ -133,12 +140,16 @@ def admit(program: Program) -> Program:
     settings = program.settings
     if "passes" in EXCLUDED and settings.policy != "allreduce":
         settings = dataclasses.replace(settings, passes=1)
-    return dataclasses.replace(program, settings=settings, before=tuple(filter(functools.partial(_may_come_before, program), program.before)))
+    return dataclasses.replace(
+        program, settings=settings, before=tuple(filter(functools.partial(_may_come_before, program), program.before))
+    )
 
 
 def _may_come_before(program: Program, action: a.Action) -> bool:
     if isinstance(action, a.Hook):
-        return action.kind in a.TENSOR_HOOKS and not (action.kind.startswith("post") and action.on in sparse_parameters(program.model))
+        return action.kind in a.TENSOR_HOOKS and not (
+            action.kind.startswith("post") and action.on in sparse_parameters(program.model)
+        )
     return isinstance(action, a.Freeze) and not _is_head(program, action.param)
 
 
@@ -147,7 +158,7 @@ def _is_head(program: Program, name: str) -> bool:
 
 
 Rule = Callable[[State, a.Action], Verdict]
-_RULES: Dict[Type[a.Action], Rule] = {}
+_RULES: dict[type[a.Action], Rule] = {}
 
 
 def judge(state: State, action: a.Action) -> Verdict:
@@ -155,7 +166,7 @@ def judge(state: State, action: a.Action) -> Verdict:
     return _RULES.get(type(action), lambda *_: RUNS)(state, action)
 
 
-def _rule(*kinds: Type[a.Action]):
+def _rule(*kinds: type[a.Action]):
     def register(rule: Rule) -> Rule:
         _RULES.update((kind, rule) for kind in kinds)
         return rule
@@ -163,12 +174,14 @@ def _rule(*kinds: Type[a.Action]):
     return register
 
 
-def _all_ranks(state: State) -> Tuple[int, ...]:
+def _all_ranks(state: State) -> tuple[int, ...]:
     return tuple(range(len(state.ranks)))
 
 
 IN_FLIGHT = Left("a gradient is on its way: as in Horovod, what is done to it before synchronize() is a race")
-SOME_RANKS = Left("replicas would differ, as the program asks: what is done to reduced gradients must be done on all ranks")
+SOME_RANKS = Left(
+    "replicas would differ, as the program asks: what is done to reduced gradients must be done on all ranks"
+)
 NOTHING_THERE = Left("there is no gradient on some rank, or a sparse one, for which the operation does not exist")
 
 
@@ -185,8 +198,12 @@ def _zero(state, action):
     open_on = tuple(rank for rank in _all_ranks(state) if state.touched(rank))
     if action.how.startswith("optimizer"):
         if open_on and not state.reduced:
-            return Refused(AssertionError, r"zero_grad\(\) was called after loss.backward\(\) but before", open_on,
-                           must=not state.perhaps_reduced())
+            return Refused(
+                AssertionError,
+                r"zero_grad\(\) was called after loss.backward\(\) but before",
+                open_on,
+                must=not state.perhaps_reduced(),
+            )
         return RUNS
     if any(state.in_flight(name) for name in state.ranks[0].params):
         return IN_FLIGHT
@@ -204,10 +221,12 @@ def _change(state, action):
         return SOME_RANKS
     if state.in_flight(action.param):
         return IN_FLIGHT
-    between = tuple(rank for rank in _all_ranks(state) if 0 < state.count(rank, action.param) and not state.reduced)
+    between = tuple(rank for rank in _all_ranks(state) if state.count(rank, action.param) > 0 and not state.reduced)
     if between:
         # A factored layer's gradient is not in .grad between passes.
-        return Refused(RuntimeError, r"was modified between two backward passes of one step", _all_ranks(state), must=False)
+        return Refused(
+            RuntimeError, r"was modified between two backward passes of one step", _all_ranks(state), must=False
+        )
     return RUNS
 
 
@@ -250,7 +269,12 @@ def _before_backward(state) -> Optional[Verdict]:
     there = [grad is not None for rank in state.ranks for grad in (rank.params[name].grad for name in rank.trainable())]
     if not any(there):
         return None  # cleared: a new step, see reference
-    return Refused(AssertionError, r"Gradients were computed more than backward_passes_per_step times", _all_ranks(state), must=all(there))
+    return Refused(
+        AssertionError,
+        r"Gradients were computed more than backward_passes_per_step times",
+        _all_ranks(state),
+        must=all(there),
+    )
 
 
 @_rule(a.Backward)
@@ -266,7 +290,9 @@ def _backward(state, action):
             return IN_FLIGHT
         between = tuple(rank for rank in _all_ranks(state) if state.touched(rank))
         if between:
-            return Refused(RuntimeError, r"was modified between two backward passes of one step", _all_ranks(state), must=False)
+            return Refused(
+                RuntimeError, r"was modified between two backward passes of one step", _all_ranks(state), must=False
+            )
         return RUNS
     return _before_backward(state) or RUNS
 
@@ -287,7 +313,9 @@ TOO_MANY = (AssertionError, r"Gradients were computed more than backward_passes_
 
 def after_backward(state: State) -> Optional[Refused]:
     """More passes than announced show in backward itself."""
-    ranks = tuple(r for r, rank in enumerate(state.ranks) if any(count > state.passes for count in rank.arrived.values()))
+    ranks = tuple(
+        r for r, rank in enumerate(state.ranks) if any(count > state.passes for count in rank.arrived.values())
+    )
     return Refused(*TOO_MANY, ranks) if ranks else None
 
 
@@ -337,7 +365,9 @@ def _hook(state, action):
 
 
 def _between_forward_and_backward(state):
-    checkpoints = any(layer.kind in ("checkpointed", "checkpointed twice", "reentrant") for layer in state.program.model.layers)
+    checkpoints = any(
+        layer.kind in ("checkpointed", "checkpointed twice", "reentrant") for layer in state.program.model.layers
+    )
     return "recomputed" in EXCLUDED and checkpoints and bool(state.ranks[0].terms)
 
 
@@ -377,8 +407,12 @@ def _unhook(state, action):
 # ---- Ends of steps
 
 
-def _removed(state) -> List[str]:
-    return [name for name in sorted(state.active) if any(grad is None for grad in state.grads(name))] if state.reduced else []
+def _removed(state) -> list[str]:
+    return (
+        [name for name in sorted(state.active) if any(grad is None for grad in state.grads(name))]
+        if state.reduced
+        else []
+    )
 
 
 @_rule(a.Synchronize, a.Step)

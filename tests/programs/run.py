@@ -5,14 +5,15 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
-from typing import List, Optional
+from typing import Optional
 
 import torch
-
-import poseidon_hvd as hvd
 from harness.world import RanksFailed, World
 
-from . import actions, models, program as programs
+import poseidon_hvd as hvd
+
+from . import actions, models
+from . import program as programs
 from .machine import Look, Machine, RankUnderTest
 from .program import NETWORK, Program
 from .reference import Expected, expect
@@ -43,9 +44,19 @@ class Outcome:
 def wrap(machine: Machine, base: torch.optim.Optimizer) -> torch.optim.Optimizer:
     s = machine.program.settings
     return hvd.DistributedOptimizer(
-        base, machine.net.named_parameters(), compression=getattr(hvd.Compression, s.compression), backward_passes_per_step=s.passes,
-        op=getattr(hvd, s.op), gradient_predivide_factor=s.predivide, groups=s.groups or None, sparse_as_dense=s.sparse_as_dense,
-        policy=s.policy, dense=s.dense, reduce_in=s.reduce_in, network=NETWORK)
+        base,
+        machine.net.named_parameters(),
+        compression=getattr(hvd.Compression, s.compression),
+        backward_passes_per_step=s.passes,
+        op=getattr(hvd, s.op),
+        gradient_predivide_factor=s.predivide,
+        groups=s.groups or None,
+        sparse_as_dense=s.sparse_as_dense,
+        policy=s.policy,
+        dense=s.dense,
+        reduce_in=s.reduce_in,
+        network=NETWORK,
+    )
 
 
 class Runner:
@@ -107,19 +118,26 @@ class Runner:
         return outcomes, None
 
 
-def find_problem(expected: Expected, outcomes: List[Outcome], failure: Optional[RanksFailed]):
+def find_problem(expected: Expected, outcomes: list[Outcome], failure: Optional[RanksFailed]):
     """Text and index of an action, or None twice."""
     program = expected.program
     if failure is not None:
         own = [rank for rank, kind in failure.kinds.items() if kind != "stopped"]
-        refused = [r for r in own if outcomes[r].error is not None and any(x.covers(r, outcomes[r].error) for x in expected.refusals)]
+        refused = [
+            r
+            for r in own
+            if outcomes[r].error is not None and any(x.covers(r, outcomes[r].error) for x in expected.refusals)
+        ]
         others = [r for r in own if r not in refused and not isinstance(outcomes[r].error, hvd_internal_error())]
         if not refused or others:
             rank = (others or own or [0])[0]
             return f"{failure}", outcomes[rank].at
     if expected.must_end and not any(outcome.error for outcome in outcomes):
         refusal = expected.refusals[-1]
-        return f"expected {refusal.kind.__name__} matching {refusal.pattern!r} on ranks {refusal.ranks}, and nothing was raised", refusal.index
+        return (
+            f"expected {refusal.kind.__name__} matching {refusal.pattern!r} on ranks {refusal.ranks}, and nothing was raised",
+            refusal.index,
+        )
     for rank, outcome in enumerate(outcomes):
         error = outcome.error
         refusals = [refusal for refusal in expected.refusals if error is not None and refusal.covers(rank, error)]
@@ -134,19 +152,24 @@ def hvd_internal_error():
     return HorovodInternalError
 
 
-def compare(expected: Expected, outcomes: List[Outcome]):
+def compare(expected: Expected, outcomes: list[Outcome]):
     program = expected.program
     fp16 = program.settings.compression == "fp16"
     relative, of_the_whole = (RELATIVE_FP16, OF_THE_WHOLE_FP16) if fp16 else (RELATIVE, OF_THE_WHOLE)
     places = [index for index, action in enumerate(program.actions) if isinstance(action, actions.Compare)]
     for number, index in enumerate(places):
-        looks = [outcome.machine.looks[number] if outcome.machine and number < len(outcome.machine.looks) else None for outcome in outcomes]
+        looks = [
+            outcome.machine.looks[number] if outcome.machine and number < len(outcome.machine.looks) else None
+            for outcome in outcomes
+        ]
         wanted = [rank_looks[number] for rank_looks in expected.looks]
         wrong = []
         for what in ("gradients", "parameters"):
             for rank, look in enumerate(looks):
                 if look is not None:
-                    wrong += differences(rank, what, getattr(look, what), getattr(wanted[rank], what), relative, of_the_whole)
+                    wrong += differences(
+                        rank, what, getattr(look, what), getattr(wanted[rank], what), relative, of_the_whole
+                    )
         if all(looks):
             wrong += replicas_differ(looks, wanted)
         if wrong:
@@ -158,7 +181,10 @@ def compare(expected: Expected, outcomes: List[Outcome]):
                 if not (mine.to_dense().double() - theirs.to_dense()).norm() <= 1e-4 * theirs.to_dense().norm() + 1e-5:
                     return f"rank {rank}: autograd.grad gave {mine}, expected {theirs}", None
             if outcome.machine.counted != expected.counted[rank]:
-                return f"rank {rank}: hooks were called {outcome.machine.counted} times, expected {expected.counted[rank]}", None
+                return (
+                    f"rank {rank}: hooks were called {outcome.machine.counted} times, expected {expected.counted[rank]}",
+                    None,
+                )
     return None, None
 
 
@@ -169,13 +195,17 @@ def differences(rank, what, got, wanted, relative, of_the_whole):
     for name, theirs in wanted.items():
         mine = got[name]
         if (mine is None) != (theirs is None):
-            wrong.append(f"  rank {rank}, {what[:-1]} of {name}: {'None' if mine is None else 'a tensor'}, expected "
-                         f"{'None' if theirs is None else 'a tensor'}")
+            wrong.append(
+                f"  rank {rank}, {what[:-1]} of {name}: {'None' if mine is None else 'a tensor'}, expected "
+                f"{'None' if theirs is None else 'a tensor'}"
+            )
         elif mine is not None:
             error = float((mine.double() - theirs).norm())
             if not error <= relative * norms[name] + of_the_whole * whole:
-                wrong.append(f"  rank {rank}, {what[:-1]} of {name}: off by {error:.2e} of {norms[name]:.2e} (whole model: {whole:.2e})\n"
-                             f"    got      {_short(mine)}\n    expected {_short(theirs)}")
+                wrong.append(
+                    f"  rank {rank}, {what[:-1]} of {name}: off by {error:.2e} of {norms[name]:.2e} (whole model: {whole:.2e})\n"
+                    f"    got      {_short(mine)}\n    expected {_short(theirs)}"
+                )
     return wrong
 
 
@@ -184,17 +214,24 @@ def _short(tensor: torch.Tensor) -> str:
     return ", ".join(f"{value:.5g}" for value in values) + (", ..." if tensor.numel() > 6 else "")
 
 
-def replicas_differ(looks: List[Look], wanted: List[Look]) -> List[str]:
+def replicas_differ(looks: list[Look], wanted: list[Look]) -> list[str]:
     """Bitwise, wherever the reference's are equal."""
     wrong = []
     for what in ("gradients", "parameters"):
         for name, first in getattr(looks[0], what).items():
             reference = [getattr(look, what)[name] for look in wanted]
-            if any((each is None) != (reference[0] is None) or (each is not None and not torch.equal(each, reference[0])) for each in reference):
+            if any(
+                (each is None) != (reference[0] is None) or (each is not None and not torch.equal(each, reference[0]))
+                for each in reference
+            ):
                 continue
             for rank, look in enumerate(looks[1:], 1):
                 other = getattr(look, what)[name]
-                same = first is None and other is None or (first is not None and other is not None and torch.equal(first, other))
+                same = (
+                    first is None
+                    and other is None
+                    or (first is not None and other is not None and torch.equal(first, other))
+                )
                 if not same:
                     wrong.append(f"  {what[:-1]} of {name}: rank {rank} differs from rank 0")
     return wrong

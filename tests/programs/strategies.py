@@ -1,7 +1,8 @@
 """Draws programs with hypothesis. Simplest choices come first, since failures shrink towards them."""
 
 import dataclasses
-from typing import Any, List, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -15,27 +16,54 @@ MOST_RANKS = 3
 def _mostly(value: Any, others: Sequence[Any], weight: int) -> st.SearchStrategy:
     """The value, or one of the others in one draw of ``weight + 1``. Rare things are rare so that several of them seldom meet."""
     others = list(others)
-    return st.integers(0, (weight + 1) * len(others) - 1).map(lambda i: others[i % len(others)] if i >= weight * len(others) else value)
+    return st.integers(0, (weight + 1) * len(others) - 1).map(
+        lambda i: others[i % len(others)] if i >= weight * len(others) else value
+    )
 
 
 # Half of the layers are of the kinds that factors cover.
 _kinds = ["linear", "repeated", "recurrent", "tied", "wide", "checkpointed", "functional"]
 _kinds = [kind for pair in zip(KINDS, _kinds * len(KINDS)) for kind in pair]
-_layers = st.builds(Layer, kind=st.sampled_from(_kinds), bias=_mostly(True, (False,), 2), used=_mostly("always", USES[1:], 6),
-                    of=st.integers(0, 2))
+_layers = st.builds(
+    Layer,
+    kind=st.sampled_from(_kinds),
+    bias=_mostly(True, (False,), 2),
+    used=_mostly("always", USES[1:], 6),
+    of=st.integers(0, 2),
+)
 _stacks = [st.tuples(*[_layers] * count) for count in range(4)]
-_specs = st.builds(Spec, front=_mostly("features", FRONTS[1:], 1), layers=st.integers(0, 7).flatmap(lambda n: _stacks[(0, 1, 2, 2, 1, 3, 2, 3)[n]]),
-                   tied_head=_mostly(False, (True,), 3))
+_specs = st.builds(
+    Spec,
+    front=_mostly("features", FRONTS[1:], 1),
+    layers=st.integers(0, 7).flatmap(lambda n: _stacks[(0, 1, 2, 2, 1, 3, 2, 3)[n]]),
+    tied_head=_mostly(False, (True,), 3),
+)
 # Policy and layout of what is allreduced. What goes by time measures products first, which takes ten times as long as all else.
-_cheap = [(policy, dense) for policy in ("sfb", "bytes", "sfb", "allreduce", "sfb") for dense in ("lazy", "lazy:64", "wfbp", "bsp", "horovod")]
-_dear = [(policy, dense) for dense in ("lazy:64", "merged", "priority:64", "auto") for policy in POLICIES if policy == "time" or dense[0] != "l"]
+_cheap = [
+    (policy, dense)
+    for policy in ("sfb", "bytes", "sfb", "allreduce", "sfb")
+    for dense in ("lazy", "lazy:64", "wfbp", "bsp", "horovod")
+]
+_dear = [
+    (policy, dense)
+    for dense in ("lazy:64", "merged", "priority:64", "auto")
+    for policy in POLICIES
+    if policy == "time" or dense[0] != "l"
+]
 _ways = _mostly(None, _dear, 14).flatmap(lambda way: _cheap_ways if way is None else st.just(way))
 _cheap_ways = st.sampled_from(_cheap)
 _settings = st.builds(
-    lambda way, **more: Settings(policy=way[0], dense=way[1], **more), way=_ways, reduce_in=_mostly("backward", ("step",), 5),
-    passes=_mostly(1, (2, 3), 2), op=_mostly("Average", ("Sum",), 5), predivide=_mostly(1.0, (2.0,), 9),
-    compression=_mostly("none", ("fp16",), 9), sparse_as_dense=_mostly(False, (True,), 2), groups=_mostly(0, (2,), 12),
-    optimizer=st.sampled_from(OPTIMIZERS))
+    lambda way, **more: Settings(policy=way[0], dense=way[1], **more),
+    way=_ways,
+    reduce_in=_mostly("backward", ("step",), 5),
+    passes=_mostly(1, (2, 3), 2),
+    op=_mostly("Average", ("Sum",), 5),
+    predivide=_mostly(1.0, (2.0,), 9),
+    compression=_mostly("none", ("fp16",), 9),
+    sparse_as_dense=_mostly(False, (True,), 2),
+    groups=_mostly(0, (2,), 12),
+    optimizer=st.sampled_from(OPTIMIZERS),
+)
 
 # Parameters, layers and rows are drawn as numbers, whatever the model: strategies that depend on what was drawn are slow.
 _number = st.integers(0, 23)
@@ -49,7 +77,8 @@ _hook = st.one_of(
     st.builds(a.Hook, st.sampled_from(a.TENSOR_HOOKS), _number, _hook_number),
     st.builds(a.Hook, st.sampled_from(a.MODULE_HOOKS), _number, _hook_number),
     st.builds(a.Hook, st.sampled_from(a.OUTPUT_HOOKS), _number, _hook_number),
-    st.builds(a.Unhook, _hook_number))
+    st.builds(a.Unhook, _hook_number),
+)
 _zero = st.builds(a.Zero, st.sampled_from(a.ZEROS))
 _discard = st.builds(a.Zero, _mostly("optimizer", ("optimizer, zeros", "model", "loop", "model, zeros", "mul_"), 1))
 _evaluate = st.builds(a.Evaluate, st.booleans())
@@ -67,13 +96,21 @@ def _few(strategy: st.SearchStrategy, none_in_six: int) -> st.SearchStrategy:
 
 _nothing = st.just([])
 _between_steps = st.one_of(_change, _change, _hook, _hook, _freeze, _evaluate, _weigh, st.builds(a.Convert))
-_between_passes = st.one_of(_hook, _weigh, _evaluate, st.builds(a.Zero, st.sampled_from(("model", "model, zeros", "loop", "mul_"))), _change)
+_between_passes = st.one_of(
+    _hook, _weigh, _evaluate, st.builds(a.Zero, st.sampled_from(("model", "model, zeros", "loop", "mul_"))), _change
+)
 _before_backward = st.one_of(_hook, _weigh, _evaluate)
 _afterwards = st.one_of(_change_everywhere, _change_everywhere, st.builds(a.Clip), _evaluate, _hook)
 _before_wrapping = st.one_of(st.builds(a.Hook, st.sampled_from(a.TENSOR_HOOKS), _number, st.just(9)), _freeze)
-_lists = {each: (st.lists(each, min_size=1, max_size=1), st.lists(each, min_size=2, max_size=2))
-          for each in (_between_steps, _between_passes, _before_backward, _afterwards, _change)}
-_some_between_steps, _some_between_passes, _some_afterwards = _few(_between_steps, 3), _few(_between_passes, 3), _few(_afterwards, 2)
+_lists = {
+    each: (st.lists(each, min_size=1, max_size=1), st.lists(each, min_size=2, max_size=2))
+    for each in (_between_steps, _between_passes, _before_backward, _afterwards, _change)
+}
+_some_between_steps, _some_between_passes, _some_afterwards = (
+    _few(_between_steps, 3),
+    _few(_between_passes, 3),
+    _few(_afterwards, 2),
+)
 _some_before_backward, _some_changes = _few(_before_backward, 5), _few(_change, 5)
 _one_in_twelve, _percent = st.integers(0, 11), st.integers(0, 99)
 
@@ -83,11 +120,15 @@ def programs(draw) -> Program:
     spec = draw(_specs)
     chosen = draw(_settings)
     sparse = bool(sparse_parameters(spec))
-    chosen = dataclasses.replace(chosen, predivide=1.0 if chosen.op == "Sum" else chosen.predivide,
-                                 sparse_as_dense=chosen.sparse_as_dense and sparse, optimizer="plain" if sparse else chosen.optimizer)
+    chosen = dataclasses.replace(
+        chosen,
+        predivide=1.0 if chosen.op == "Sum" else chosen.predivide,
+        sparse_as_dense=chosen.sparse_as_dense and sparse,
+        optimizer="plain" if sparse else chosen.optimizer,
+    )
     ranks = draw(_mostly(2, (3,), 3))
     before = [draw(_before_wrapping)] if draw(_one_in_twelve) == 11 else []
-    actions: List[a.Action] = []
+    actions: list[a.Action] = []
     for _ in range(draw(st.integers(2, 7))):
         actions += _draw_step(draw, chosen.passes)
         actions.append(a.EndStep())
@@ -95,8 +136,8 @@ def programs(draw) -> Program:
     return Program(ranks, spec, chosen, tuple(map(named, actions)), tuple(map(named, before)))
 
 
-def _draw_step(draw, passes: int) -> List[a.Action]:
-    actions: List[a.Action] = list(draw(_some_between_steps))
+def _draw_step(draw, passes: int) -> list[a.Action]:
+    actions: list[a.Action] = list(draw(_some_between_steps))
     if draw(_one_in_twelve) == 11 and passes == 1:
         return actions + [a.StepWithClosure(draw(_rows))]
     kind = draw(_one_in_twelve)

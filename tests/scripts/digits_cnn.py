@@ -1,12 +1,11 @@
 """A script as written for plain Horovod, MNIST-style, on scikit-learn's digits. test_drop_in.py changes its import line and nothing else."""
 
+import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
-
-import horovod.torch as hvd
 
 STEPS = 20
 

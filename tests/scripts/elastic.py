@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import torch
-
 from harness.elastic import SEED, batch, build, loss_of, sgd
 
 FOLDER = Path(sys.argv[1])

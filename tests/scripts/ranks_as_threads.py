@@ -3,9 +3,9 @@
 import time
 
 import torch
+from harness.world import World
 
 import poseidon_hvd as hvd
-from harness.world import World
 
 
 def main(rank):

@@ -4,8 +4,9 @@ import json
 import os
 import sys
 
-import poseidon_hvd as hvd
 from harness.launched import report
+
+import poseidon_hvd as hvd
 
 
 def train(steps, *, fail=False):

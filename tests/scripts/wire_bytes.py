@@ -29,7 +29,9 @@ def run(policy):
     torch.manual_seed(0)
     layers = [torch.nn.Linear(a, b) for a, b in zip(WIDTHS, WIDTHS[1:])]
     model = torch.nn.Sequential(*layers)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3), model.named_parameters(), policy=policy)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1e-3), model.named_parameters(), policy=policy
+    )
     x = torch.randn(ROWS, WIDTHS[0])
 
     def step():

@@ -11,13 +11,28 @@ template <typename T>
 constexpr T kMost = std::numeric_limits<T>::max();
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
-constexpr double kDoubles[] = {0,    -0.0,   1,     -1,    0.5,     2,       1e-9,               1e9,       1e18,
-                               1e300, 1e308, -1e308, 5e-324, 9.3e18, 1e9 + 1, 9007199254740993.0, 4.0000001, kInfinity,
-                               -kInfinity, kNaN, -kNaN};
-constexpr int64_t kIntegers[] = {0, 1, -1, 2, 127, 128, 255, 256, 65535, 65536, int64_t{1} << 48,
-                                 (int64_t{1} << 48) + 1, kMost<int32_t>, int64_t{kMost<int32_t>} + 1,
+constexpr double kDoubles[] = {0,         -0.0,      1,          -1,     0.5,    2,      1e-9,    1e9,
+                               1e18,      1e300,     1e308,      -1e308, 5e-324, 9.3e18, 1e9 + 1, 9007199254740993.0,
+                               4.0000001, kInfinity, -kInfinity, kNaN,   -kNaN};
+constexpr int64_t kIntegers[] = {0,
+                                 1,
+                                 -1,
+                                 2,
+                                 127,
+                                 128,
+                                 255,
+                                 256,
+                                 65535,
+                                 65536,
+                                 int64_t{1} << 48,
+                                 (int64_t{1} << 48) + 1,
+                                 kMost<int32_t>,
+                                 int64_t{kMost<int32_t>} + 1,
                                  -int64_t{kMost<int32_t>} - 1,
-                                 kMost<uint32_t>, kMost<int64_t>, kMost<int64_t> - 1, -kMost<int64_t> - 1};
+                                 kMost<uint32_t>,
+                                 kMost<int64_t>,
+                                 kMost<int64_t> - 1,
+                                 -kMost<int64_t> - 1};
 
 }  // namespace
 
