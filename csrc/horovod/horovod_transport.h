@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "core/status.h"
-#include "core/transport.h"
+#include "core/base/status.h"
+#include "core/transport/transport.h"
 
 namespace poseidon {
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <utility>
 
-#include "core/bounds.h"
-#include "core/engine.h"
-#include "core/scheme.h"
+#include "core/base/bounds.h"
+#include "core/engine/engine.h"
+#include "core/schemes/scheme.h"
 #include "horovod/horovod_transport.h"
 #include "torch/owners.h"
 #include "torch/session.h"

@@ -7,9 +7,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/dtype.h"
-#include "core/status.h"
-#include "core/transport.h"
+#include "core/base/dtype.h"
+#include "core/base/status.h"
+#include "core/transport/transport.h"
 #include "tests/half.h"
 
 namespace poseidon {

@@ -29,9 +29,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/engine.h"
-#include "core/status.h"
-#include "core/transport.h"
+#include "core/base/status.h"
+#include "core/engine/engine.h"
+#include "core/transport/transport.h"
 #include "tests/local_reduce.h"
 
 namespace poseidon {

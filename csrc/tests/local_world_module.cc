@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/engine.h"
+#include "core/engine/engine.h"
 #include "tests/local_transport.h"
 #include "torch/dtypes.h"
 

@@ -7,7 +7,7 @@
 #include <new>
 #include <string>
 
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace poseidon {
 

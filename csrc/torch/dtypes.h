@@ -3,8 +3,8 @@
 
 #include <ATen/ATen.h>
 
-#include "core/dtype.h"
-#include "core/transport.h"
+#include "core/base/dtype.h"
+#include "core/transport/transport.h"
 
 namespace poseidon {
 

@@ -8,9 +8,9 @@
 #include <limits>
 #include <utility>
 
-#include "torch/factor_kernels.h"
-#include "torch/grad_place.h"
+#include "torch/layers/factor_kernels.h"
 #include "torch/owners.h"
+#include "torch/routes/grad_place.h"
 #include "torch/status_error.h"
 
 namespace poseidon {

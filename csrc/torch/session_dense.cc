@@ -1,12 +1,12 @@
-// Session's gradients that are allreduced: in slices as the plan lays them out (core/dense_layout.h), or one by one for
-// Horovod to put together.
+// Session's gradients that are allreduced: in slices as the plan lays them out (core/plan/dense_layout.h), or one by
+// one for Horovod to put together.
 #include <algorithm>
 #include <utility>
 
-#include "core/cost_model.h"
-#include "core/dense_choice.h"
+#include "core/model/cost_model.h"
+#include "core/plan/dense_choice.h"
 #include "torch/dtypes.h"
-#include "torch/grad_place.h"
+#include "torch/routes/grad_place.h"
 #include "torch/session.h"
 #include "torch/status_error.h"
 

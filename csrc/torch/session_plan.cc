@@ -5,12 +5,12 @@
 
 #include <ATen/Parallel.h>
 
-#include "core/cost_model.h"
-#include "core/gather_bytes.h"
-#include "core/measurements.h"
-#include "core/median.h"
+#include "core/base/median.h"
+#include "core/engine/gather_bytes.h"
+#include "core/model/cost_model.h"
+#include "core/model/measurements.h"
 #include "torch/dtypes.h"
-#include "torch/grad_place.h"
+#include "torch/routes/grad_place.h"
 #include "torch/session.h"
 #include "torch/status_error.h"
 

@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "torch/grad_place.h"
+#include "torch/routes/grad_place.h"
 #include "torch/session.h"
 #include "torch/status_error.h"
 

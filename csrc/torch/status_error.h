@@ -6,7 +6,7 @@
 #include <array>
 #include <string>
 
-#include "core/status.h"
+#include "core/base/status.h"
 
 namespace poseidon {
 

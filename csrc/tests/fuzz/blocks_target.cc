@@ -1,7 +1,7 @@
 // What was gathered of all ranks' control messages: how many ranks there are, then the bytes.
 #include <algorithm>
 
-#include "core/gather_bytes.h"
+#include "core/engine/gather_bytes.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace poseidon {

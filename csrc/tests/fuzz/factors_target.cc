@@ -1,9 +1,9 @@
 // Flags and ids in a gathered message: a layout, then the message at an odd address.
 #include <unordered_map>
 
-#include "core/bounds.h"
-#include "core/factor_layout.h"
-#include "core/id_slots.h"
+#include "core/base/bounds.h"
+#include "core/schemes/factor_layout.h"
+#include "core/schemes/id_slots.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace poseidon {

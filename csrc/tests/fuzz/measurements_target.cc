@@ -1,9 +1,9 @@
 // Durations and costs of one rank: how many there should be, then the bytes.
 #include <algorithm>
 
-#include "core/alpha_beta.h"
-#include "core/bounds.h"
-#include "core/measurements.h"
+#include "core/base/bounds.h"
+#include "core/model/alpha_beta.h"
+#include "core/model/measurements.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace poseidon {

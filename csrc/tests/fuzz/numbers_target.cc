@@ -1,9 +1,9 @@
 // Any numbers at all in the models that rank 0 chooses by.
 #include <cmath>
 
-#include "core/bounds.h"
-#include "core/dense_layout.h"
-#include "core/time_choice.h"
+#include "core/base/bounds.h"
+#include "core/plan/dense_layout.h"
+#include "core/plan/time_choice.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace poseidon {

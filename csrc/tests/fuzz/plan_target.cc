@@ -1,9 +1,9 @@
 // The plan of rank 0, as every rank takes it.
 #include <limits>
 
-#include "core/bounds.h"
-#include "core/plan.h"
-#include "core/selector.h"
+#include "core/base/bounds.h"
+#include "core/plan/plan.h"
+#include "core/plan/selector.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace poseidon {

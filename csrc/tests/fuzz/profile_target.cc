@@ -4,12 +4,12 @@
 #include <limits>
 #include <utility>
 
-#include "core/bounds.h"
-#include "core/cost_model.h"
-#include "core/dense_choice.h"
-#include "core/plan.h"
-#include "core/profile.h"
-#include "core/selector.h"
+#include "core/base/bounds.h"
+#include "core/model/cost_model.h"
+#include "core/plan/dense_choice.h"
+#include "core/plan/plan.h"
+#include "core/plan/profile.h"
+#include "core/plan/selector.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace poseidon {

@@ -1,6 +1,6 @@
 // Text of the user's: names of schemes, policies and methods.
-#include "core/dense_layout.h"
-#include "core/scheme.h"
+#include "core/plan/dense_layout.h"
+#include "core/schemes/scheme.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace poseidon {

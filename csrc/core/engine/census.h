@@ -1,0 +1,41 @@
+// Do all ranks have the same set of something, such as parameters that want a gradient? One allreduce of three numbers.
+// Unlike a gather it works while ranks have joined (hvd.join()): Horovod puts in zeros for them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "core/base/status.h"
+#include "core/engine/engine.h"
+#include "core/engine/exchange.h"
+
+namespace poseidon {
+
+class Census final : public Exchange {
+ public:
+  Census(std::string name, int process_set, int size)
+      : Exchange(std::move(name), Scheme::kAllreduce), process_set_(process_set), size_(size) {}
+
+  // This rank's set, by a hash. While not in flight.
+  void SetHash(uint64_t hash);
+
+  // In kDone, the same on all ranks that took part. Some of them hold different sets.
+  bool differs() const { return ranks_and_sums_[0] * ranks_and_sums_[2] != ranks_and_sums_[1] * ranks_and_sums_[1]; }
+  // No rank was in hvd.join().
+  bool complete() const { return ranks_and_sums_[0] == size_; }
+
+ protected:
+  Status Begin(Engine& engine) override;
+  Status Advance(Engine& engine, Progress* progress) override;
+  bool cheap_advance() const override { return true; }
+
+ private:
+  const int process_set_;
+  const int size_;
+  // One, a number made of the hash, and its square. Ranks times the sum of squares is the square of the sum if and only
+  // if all numbers are equal.
+  double ranks_and_sums_[3] = {};
+};
+
+}  // namespace poseidon

@@ -1,0 +1,46 @@
+// Bytes that one rank SENDS for one gradient in one step, mean over ranks, with ring collectives. Poseidon's table 1
+// and BestScheme (arXiv 1706.03292, section 3.2) restated from parameter server to ring: what a rank receives is the
+// same, so one direction is enough to compare. Payload only: no negotiation, no framing, no flag column. Pure
+// functions, any thread.
+//
+// Notation: M out features, N in features, global rows = the sum of all ranks' rows (K*P for equal K), P = size.
+#ifndef POSEIDON_CORE_COST_MODEL_H_
+#define POSEIDON_CORE_COST_MODEL_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "core/base/dtype.h"
+
+namespace poseidon {
+
+// The dtype in which a gradient travels in an allreduce. bfloat16 goes as float32, because Horovod 0.28.1 refuses
+// bfloat16; with fp16_wire (Compression.fp16) every floating dtype goes as float16.
+DType AllreduceWireDType(DType gradient, bool fp16_wire);
+// The dtype in which factors travel. An allgather moves bytes and does no arithmetic, so bfloat16 stays 16 bits wide.
+DType FactorWireDType(DType factor, bool fp16_wire);
+
+// Ring allreduce (reduce-scatter, then allgather): 2 B (P-1)/P, B = elements * SizeOf(wire_dtype).
+double AllreduceWireBytes(int64_t elements, DType wire_dtype, int size);
+
+// Ring allgather: T (P-1)/P, exact as the mean over ranks also for unequal blocks.
+double AllgatherWireBytes(int64_t total_bytes_all_ranks, int size);
+
+// Allgather of global_rows rows of x and d: b (M+N) global_rows (P-1)/P, b = SizeOf(factor_dtype).
+double SfbWireBytes(int64_t out_features, int64_t in_features, int64_t global_rows, DType factor_dtype, int size);
+
+// Global rows at which SFB and allreduce send the same: 2MN/(M+N) * gradient_bytes/factor_bytes. Does not depend on P.
+// The arguments are wire bytes per element, factor_bytes > 0.
+double SfbBreakEvenRows(int64_t out_features, int64_t in_features, int64_t factor_bytes, int64_t gradient_bytes);
+
+// Allgather of the touched rows of an embedding table of `dim` columns: (id + dim + flag) elements per row, as they are
+// sent (factor_layout.h). global_unique_rows: the sum over ranks of the rows that are left after each rank has merged
+// equal ids.
+double RowSparseWireBytes(int64_t global_unique_rows, int64_t dim, DType factor_dtype, int size);
+
+// What Horovod gathers of a sparse gradient: an 8-byte index and `dim` values for every row, equal ids not merged.
+double SparseAllgatherWireBytes(int64_t global_rows, int64_t dim, DType dtype, int size);
+
+}  // namespace poseidon
+
+#endif  // POSEIDON_CORE_COST_MODEL_H_

@@ -1,0 +1,66 @@
+// A dense gradient, or a group of them, through the transport's allreduce (Horovod's fused ring-allreduce).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/engine/exchange.h"
+
+namespace poseidon {
+
+// What a dense exchange needs from the owner of the gradient, or of several that lie side by side. Reused from step to
+// step.
+class DenseSource {
+ public:
+  virtual ~DenseSource() = default;
+
+  // Training or autograd thread. The gradient itself where it is contiguous and travels as it is, else a copy. The
+  // memory stays valid until the exchange ends.
+  virtual Status PrepareWire(Buffer* wire) = 0;
+
+  // True if the reduced copy must be brought back by RestoreFromWire (engine thread).
+  virtual bool needs_restore() const = 0;
+  virtual Status RestoreFromWire() = 0;
+
+  // How many gradients travel in the buffer.
+  virtual size_t gradients() const { return 1; }
+  // Of the buffer, in this step: bytes that had to be copied into it.
+  virtual int64_t copied_bytes() const { return 0; }
+};
+
+// The same reduction with a factor of its own for each number, so that the transport does not put the messages
+// together: Horovod's fusion, which copies, takes only what has equal factors. They differ by less than float32, in
+// which Horovod scales all narrower types, can tell; float64 can, and stays as it is.
+Reduction KeptFromFusion(const Reduction& reduction, DType dtype, int number);
+
+class DenseExchange final : public Exchange {
+ public:
+  struct Member {
+    std::string wire_name;
+    std::shared_ptr<DenseSource> source;
+  };
+
+  // One member is an ordinary allreduce; several are negotiated as a group, in this order on every rank.
+  DenseExchange(std::string name, std::vector<Member> members, const Reduction& reduction, int process_set, int size);
+
+  size_t gradients() const {
+    size_t count = 0;
+    for (const Member& member : members_) count += member.source->gradients();
+    return count;
+  }
+
+ protected:
+  Status Begin(Engine& engine) override;
+  Status Advance(Engine& engine, Progress* progress) override;
+  bool cheap_advance() const override { return !restore_; }
+
+ private:
+  const std::vector<Member> members_;
+  const Reduction reduction_;
+  const int process_set_;
+  const int size_;
+  bool restore_ = false;  // some member needs it, this time
+};
+
+}  // namespace poseidon
