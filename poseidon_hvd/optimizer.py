@@ -110,7 +110,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         }
         self._logged_schemes = None
         self._tag = self._world.session_tag(self.process_set.process_set_id) if tag is None else tag
-        self._contexts = {}
+        contexts = {}
         self._session = _C.Session(
             engine=self._world.engine(),
             names=names,
@@ -121,7 +121,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             postscale=self.gradient_predivide_factor if average else 1.0,
             passes_per_step=self.backward_passes_per_step,
             compression=compression,
-            compress=_compressor(self._compression, self._contexts) if compression == "python" else None,
+            compress=_compressor(self._compression, contexts) if compression == "python" else None,
+            decompress=_decompressor(self._compression, contexts) if compression == "python" else None,
             sparse_as_dense=self.sparse_as_dense,
             process_set=self.process_set.process_set_id,
             rank=self.process_set.rank(),
@@ -182,7 +183,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         included = self.process_set.included()
         session = self._current_session() if included else None
         if session is not None:
-            self._reduce(session.flush(), session.finish)
+            session.synchronize()
             for message in session.take_warnings():
                 warnings.warn(f"poseidon_hvd: {message}")
             if self._config.log_plans:
@@ -195,36 +196,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._hooked_in_backward = frozenset()
 
     def _reduce_in_backward(self):
-        """At the end of a backward that may have completed the step, where reducing needs Python."""
+        """At the end of a backward that may have completed the step, where there are hooks after reduction."""
         session = self._session
-        sparse = session.begin_reduce() if session is not None else None
-        if sparse is not None:
-            self._reduce(sparse, session.collect)
+        if session is not None and session.reduce_in_backward():
             reduced = frozenset(session.collected_parameters())
             self._hooks.after_all(self._params, frozenset(range(len(self._params))) - reduced)
             self._hooked_in_backward = reduced
-
-    def _reduce(self, sparse, collect):
-        """Sparse gradients and compressors of the user's own take Horovod's way in Python; ``collect`` waits for everything else."""
-        handles = [(i, self._sparse_async(self._params[i])) for i in sparse]
-        compressed = collect()
-        with torch.no_grad():
-            for i, handle in handles:
-                grad = self._params[i].grad
-                grad.zero_().add_(self._compression.decompress(handle(), grad.dtype))
-            for i, tensor in compressed:
-                self._params[i].grad.copy_(self._compression.decompress(tensor, self._contexts.pop(i)))
-
-    def _sparse_async(self, p):
-        """Sparse gradients go Horovod's own way; a rank without one contributes no rows."""
-        if p.grad is None:
-            p.grad = torch.sparse_coo_tensor(
-                torch.empty(1, 0, dtype=torch.int64), torch.empty(0, *p.shape[1:], dtype=p.dtype), p.shape
-            )
-        elif not p.grad.is_sparse:
-            p.grad = p.grad.to_sparse(1)
-        name = f"poseidon.{self._tag}.sparse.{self._parameter_names[p]}"
-        return self._world.sparse_allreduce_async(p.grad, name=name, op=self.op, process_set=self.process_set)
 
     def _log_new_plan(self):
         plan = self.plan()
@@ -594,6 +571,15 @@ def _compressor(compression, contexts):
         return tensor
 
     return compress
+
+
+def _decompressor(compression, contexts):
+    """A sparse gradient has not been compressed; as in Horovod it is given its own type as the context."""
+
+    def decompress(index, tensor):
+        return compression.decompress(tensor, tensor.dtype if tensor.is_sparse else contexts.pop(index))
+
+    return decompress
 
 
 def DistributedOptimizer(

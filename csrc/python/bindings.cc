@@ -79,8 +79,9 @@ std::function<void()> WrapReduce(const py::object& reduce) {
 std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std::vector<std::string> names,
                                      std::vector<at::Tensor> params, std::vector<std::vector<int>> groups, int op,
                                      double prescale, double postscale, int passes_per_step,
-                                     const std::string& compression, const py::object& compress, bool sparse_as_dense,
-                                     int process_set, int rank, int size, std::string tag, const std::string& policy,
+                                     const std::string& compression, const py::object& compress,
+                                     const py::object& decompress, bool sparse_as_dense, int process_set, int rank,
+                                     int size, std::string tag, const std::string& policy,
                                      const std::vector<std::string>& overrides, std::string settings,
                                      std::optional<int64_t> max_gathered_elements,
                                      const std::optional<std::vector<double>>& network, double gather_memory_bytes,
@@ -96,6 +97,7 @@ std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std:
                         : compression == "fp16" ? CompressionKind::kFp16
                                                 : CompressionKind::kPython;
   options.compress = WrapCompressor(compress);
+  options.decompress = WrapCompressor(decompress);
   options.sparse_as_dense = sparse_as_dense;
   options.process_set = process_set;
   options.rank = rank;
@@ -265,18 +267,16 @@ PYBIND11_MODULE(_C, m) {
   py::class_<Session, std::shared_ptr<Session>>(m, "Session")
       .def(py::init(&MakeSession), py::kw_only(), py::arg("engine"), py::arg("names"), py::arg("params"),
            py::arg("groups"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("passes_per_step"),
-           py::arg("compression"), py::arg("compress"), py::arg("sparse_as_dense"), py::arg("process_set"),
-           py::arg("rank"), py::arg("size"), py::arg("tag"), py::arg("policy"), py::arg("overrides"),
-           py::arg("settings"), py::arg("max_gathered_elements") = std::nullopt, py::arg("network") = std::nullopt,
-           py::arg("gather_memory_bytes") = 2e9, py::arg("uneven_steps") = false, py::arg("before") = py::none(),
-           py::arg("hooked") = std::vector<bool>{}, py::arg("dense") = "auto", py::arg("reduce_in_backward") = true,
-           py::arg("reduce") = py::none())
-      .def("begin_reduce", &Session::BeginReduce, ReleaseGil())
-      .def("collect", &Session::Collect, ReleaseGil())
+           py::arg("compression"), py::arg("compress"), py::arg("decompress"), py::arg("sparse_as_dense"),
+           py::arg("process_set"), py::arg("rank"), py::arg("size"), py::arg("tag"), py::arg("policy"),
+           py::arg("overrides"), py::arg("settings"), py::arg("max_gathered_elements") = std::nullopt,
+           py::arg("network") = std::nullopt, py::arg("gather_memory_bytes") = 2e9, py::arg("uneven_steps") = false,
+           py::arg("before") = py::none(), py::arg("hooked") = std::vector<bool>{}, py::arg("dense") = "auto",
+           py::arg("reduce_in_backward") = true, py::arg("reduce") = py::none())
+      .def("synchronize", &Session::Synchronize, ReleaseGil())
+      .def("reduce_in_backward", &Session::ReduceInBackward, ReleaseGil())
       .def("discard", &Session::Discard, ReleaseGil())
       .def("set_hooks_after", &Session::SetHooksAfter, ReleaseGil())
-      .def("flush", &Session::Flush, ReleaseGil())
-      .def("finish", &Session::Finish, ReleaseGil())
       .def("reset", &Session::Reset, ReleaseGil())
       .def("set_passes_per_step", &Session::SetPassesPerStep, ReleaseGil())
       .def("note_zeroed", &Session::NoteZeroed, ReleaseGil())

@@ -5,11 +5,10 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
-#include "torch/layers/factor_kernels.h"
 #include "torch/owners.h"
+#include "torch/routes/factors_route.h"
 #include "torch/routes/grad_place.h"
 #include "torch/status_error.h"
 
@@ -57,19 +56,12 @@ class AccumulatorHook final : public ag::FunctionPostHook, public OwnHook {
   const int index_;
 };
 
-bool IsCandidate(const at::Tensor& param) {
-  return param.dim() == 2 && at::isFloatingType(param.scalar_type()) && param.layout() == at::kStrided &&
-         param.is_contiguous() && param.numel() > 0;
-}
-
-// Ids travel in 32 bits.
-bool IsCandidateTable(const at::Tensor& param) { return param.size(0) <= std::numeric_limits<uint32_t>::max(); }
-
 }  // namespace
 
 std::shared_ptr<Session> Session::Create(std::shared_ptr<Engine> engine, SessionOptions options) {
   std::shared_ptr<Session> session(new Session(std::move(engine), std::move(options)));
   std::lock_guard<std::mutex> lock(session->mutex_);
+  session->context_.owner = session;
   session->Attach();
   const SessionOptions& made = session->options_;
   NameSession(session.get(), made.tag + " (of " + std::to_string(made.params.size()) + " parameters, the first is " +
@@ -77,160 +69,125 @@ std::shared_ptr<Session> Session::Create(std::shared_ptr<Engine> engine, Session
   return session;
 }
 
+namespace {
+
+std::vector<Parameter> MakeParameters(const SessionOptions& options, const Session* session) {
+  std::vector<Parameter> parameters(options.params.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    Parameter& p = parameters[i];
+    p.index = static_cast<int>(i);
+    p.tensor = options.params[i];
+    p.name = options.names[i];
+    p.counter = PassCounter(options.passes_per_step);
+    p.hooked = !options.hooked.empty() && options.hooked[i];
+    p.own = OwnParameter(p.tensor, session);
+  }
+  return parameters;
+}
+
+}  // namespace
+
 Session::Session(std::shared_ptr<Engine> engine, SessionOptions options)
-    : engine_(std::move(engine)), options_(std::move(options)) {
-  parameters_.resize(options_.params.size());
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& p = parameters_[i];
-    p.tensor = options_.params[i];
-    p.name = options_.names[i];
-    p.counter = PassCounter(options_.passes_per_step);
-    p.source = NewSource(p);
-    p.hooked = !options_.hooked.empty() && options_.hooked[i];
-    p.own = OwnParameter(p.tensor, this);
-  }
-  groups_.resize(options_.groups.size());
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    groups_[g].members = options_.groups[g];
-    for (int index : groups_[g].members) parameters_[index].group = static_cast<int>(g);
-  }
-  network_ = options_.network;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& p = parameters_[i];
-    if (!MayFactor(p, options_.overrides[i])) continue;
-    p.layer = NewLayer(p);
-    if (IsCandidateTable(p.tensor)) p.table = NewTable(p);
-  }
-}
-
-bool Session::MayFactor(const Parameter& p, SchemeOverride wish) const {
-  const bool asked = wish == SchemeOverride::kSfb || wish == SchemeOverride::kRowSparse;
-  const bool may = options_.policy != Policy::kAllreduce || asked;
-  return may && wish != SchemeOverride::kAllreduce && p.group < 0 && !p.hooked && CanFactor() && IsCandidate(p.tensor);
-}
-
-bool Session::CanFactor() const {
-  return (options_.reduction.op == ReduceOp::kAverage || options_.reduction.op == ReduceOp::kSum) &&
-         options_.compression != CompressionKind::kPython;
-}
-
-double Session::FactorScale() const { return options_.reduction.op == ReduceOp::kAverage ? 1.0 / options_.size : 1.0; }
-
-std::shared_ptr<LinearLayer> Session::NewLayer(const Parameter& p) const {
-  return std::make_shared<LinearLayer>(p.name, p.tensor, options_.compression == CompressionKind::kFp16, FactorScale());
-}
-
-std::shared_ptr<EmbeddingLayer> Session::NewTable(const Parameter& p) const {
-  return std::make_shared<EmbeddingLayer>(p.name, p.tensor, options_.compression == CompressionKind::kFp16,
-                                          FactorScale());
+    : options_(std::move(options)),
+      context_(std::move(engine), options_),
+      parameters_(MakeParameters(options_, this)),
+      progress_(parameters_, [this] { OnFirstComplete(); }),
+      membership_(context_),
+      evidence_(context_, parameters_),
+      router_(context_, parameters_),
+      network_(options_.network) {
+  context_.membership = &membership_;
+  context_.progress = &progress_;
+  context_.clock = &clock_;
 }
 
 Session::~Session() {
   ForgetSession(this);
   ReleaseParameters(this);
   for (Parameter& p : parameters_) {
-    if (p.layer) UnregisterLayer(*p.layer);
-    if (p.table) UnregisterLayer(*p.table);
-    if (p.accumulator) p.accumulator->del_post_hook(p.hook_key);
+    if (p.hook.accumulator) p.hook.accumulator->del_post_hook(p.hook.key);
   }
 }
 
 // Idempotent: also notices parameters that were unfrozen, and accumulators that PyTorch replaced (module.to(dtype)).
 void Session::Attach() {
   attached_ = true;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& p = parameters_[i];
+  for (Parameter& p : parameters_) {
     if (!p.tensor.requires_grad()) continue;
-    if (p.accumulator && ag::impl::try_get_grad_accumulator(p.tensor) == p.accumulator) continue;
-    if (p.accumulator) p.accumulator->del_post_hook(p.hook_key);
-    p.accumulator = ag::impl::grad_accumulator(p.tensor);
-    p.hook_key = p.accumulator->add_post_hook(std::make_unique<AccumulatorHook>(weak_from_this(), static_cast<int>(i)));
-    if (p.layer) p.layer->accumulator = p.accumulator.get();
-    if (p.table) p.table->accumulator = p.accumulator.get();
-    p.everywhere = p.everywhere || met_;  // unfrozen: on all ranks, until a plan knows better
-    if (!p.active && p.layer) {           // also when unfrozen later: profiled until the next plan
-      EnableCapture();
-      for (const std::shared_ptr<FactoredLayer>& candidate : {p.layer, std::shared_ptr<FactoredLayer>(p.table)}) {
-        if (!candidate) continue;
-        RegisterLayer(candidate, weak_from_this());
-        profiled_.push_back(candidate);
-      }
-    }
-    p.active = true;
+    Parameter::Hook& hook = p.hook;
+    if (hook.accumulator && ag::impl::try_get_grad_accumulator(p.tensor) == hook.accumulator) continue;
+    if (hook.accumulator) hook.accumulator->del_post_hook(hook.key);
+    hook.accumulator = ag::impl::grad_accumulator(p.tensor);
+    hook.key = hook.accumulator->add_post_hook(std::make_unique<AccumulatorHook>(weak_from_this(), p.index));
+    if (p.candidates.layer) p.candidates.layer->accumulator = hook.accumulator.get();
+    if (p.candidates.table) p.candidates.table->accumulator = hook.accumulator.get();
+    p.agreed.everywhere = p.agreed.everywhere || met_;  // unfrozen: on all ranks, until a plan knows better
+    if (!std::exchange(p.active, true)) evidence_.Attach(p);
   }
-  ChooseEager();
+  progress_.ChooseEager();
+}
+
+// Who wants a gradient may have changed since the last step.
+void Session::OnFirstComplete() {
+  attached_ ? progress_.ChooseEager() : Attach();
+  membership_.AskWhoWants(parameters_);
 }
 
 // ---- Hooks ---------------------------------------------------------------------------------------------------------
 
 void Session::OnProfiled(LinearLayer& layer, const at::Tensor& x, const at::Tensor& d, const at::Tensor& bias) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   layer.Profile(x, d, bias);
 }
 
 void Session::OnProfiled(EmbeddingLayer& layer, const TableRows& rows) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   layer.Profile(rows);
 }
 
 bool Session::OnCaptured(LinearLayer& layer, const at::Tensor& x, const at::Tensor& d) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   return Capture(layer, x.scalar_type(), [&](bool last_pass) { layer.Append(x, d, CurrentWalk(), last_pass); });
 }
 
 bool Session::OnCaptured(EmbeddingLayer& layer, const TableRows& rows) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   return Capture(layer, rows.d.scalar_type(), [&](bool last_pass) { layer.Append(rows, CurrentWalk(), last_pass); });
 }
 
 void Session::OnDeclined(FactoredLayer& layer) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   layer.ShowHeldRows();
 }
 
 void Session::OnUnattached() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   Attach();
 }
 
 bool Session::Capture(FactoredLayer& layer, at::ScalarType type, const std::function<void(bool)>& append) {
-  const auto it = std::find_if(factored_.begin(), factored_.end(),
-                               [&](const Factored& f) { return parameters_[f.weight].layer.get() == &layer; });
-  if (it == factored_.end()) return false;  // a graph from before Reset
+  FactorsRoute* route = layer.route;
+  if (route == nullptr) return false;  // a graph from before Reset
   if (!layer.Accepts(type)) return false;
-  Parameter& weight = parameters_[it->weight];
-  if (weight.collected && !weight.tensor.grad().defined()) DiscardLocked();  // the user has cleared the gradients
-  if (weight.sent_without) throw StatusError(CameTooLate(weight.name));
+  Parameter& weight = *route->members().front();
+  AdmitPass(weight, /*cleared=*/!weight.tensor.grad().defined());
   if (weight.counter.sent() || weight.counter.remaining() <= 0) throw StatusError(TooManyPasses(weight.name));
-  const bool last_pass = weight.counter.remaining() == 1;
-  FollowPresence(/*gradient_is_complete=*/last_pass);
-  append(last_pass);
-  if (NothingElseCanAdd(*it)) {
-    layer.KeepWalk(CurrentWalk());
-    if (SendFactors(*it)) ++stats_.early_messages;
-    NoteReady(*it);
+  FollowMembership(/*gradient_is_complete=*/weight.counter.remaining() == 1);
+  if (route->OnCall(CurrentWalk(), append)) {
+    context_.NoteReady(route->members());
     NoteProgress();
   }
   return true;
 }
 
-// In the last pass, with all rows of this layer's calls at hand: may something else in this walk still add to the
-// weight or the bias? Whatever could holds a reference to their gradient accumulator. So do we, and each live node of
-// ours; when that explains all references there is nothing else. More references than accounts, or nodes that this walk
-// does not reach, only delay the send until the accumulator's own hook.
-bool Session::NothingElseCanAdd(const Factored& factored) const {
-  const Parameter& weight = parameters_[factored.weight];
-  const FactoredLayer& layer = *weight.layer;
-  if (weight.counter.remaining() != 1 || !layer.AllNodesRan(CurrentWalk())) return false;
-  if (static_cast<int64_t>(weight.accumulator.use_count()) != 1 + layer.live_weight_edges) return false;
-  if (factored.bias < 0) return true;
-  const Parameter& bias = parameters_[factored.bias];
-  return bias.counter.remaining() == 1 && bias.accumulator &&
-         static_cast<int64_t>(bias.accumulator.use_count()) == 1 + layer.live_bias_edges;
+// cleared: the gradient that backward() has reduced is gone, so the user has discarded that step.
+void Session::AdmitPass(Parameter& p, bool cleared) {
+  if (p.step.collected && cleared) DiscardLocked();
+  if (p.step.sent_without) throw StatusError(CameTooLate(p.name));
 }
 
 void Session::OnAccumulated(int index, const at::Tensor& incoming) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   Parameter& p = parameters_[index];
   const at::Tensor& grad = p.tensor.grad();
   if (grad.defined() && grad.requires_grad()) {
@@ -240,349 +197,397 @@ void Session::OnAccumulated(int index, const at::Tensor& incoming) {
   }
   const bool fresh =
       incoming.defined() && grad.defined() && !grad.is_sparse() && !incoming.is_sparse() && incoming.is_alias_of(grad);
-  if (p.collected && fresh) DiscardLocked();  // the user has cleared the gradients
-  if (p.sent_without) throw StatusError(CameTooLate(p.name));
+  AdmitPass(p, /*cleared=*/fresh);
   const PassCounter::Event event = p.counter.OnPass();
   if (event == PassCounter::Event::kTooMany) throw StatusError(TooManyPasses(p.name));
-  FollowPresence(/*gradient_is_complete=*/event == PassCounter::Event::kReady);
-  if (Factored* factored = FactoredOf(p)) {
-    const auto part = index == factored->weight ? FactorLayer::kWeight : FactorLayer::kBias;
-    parameters_[factored->weight].layer->EndPass(part, CurrentWalk());
-    SendFactorsIfReady(*factored);
-    NoteProgress();
-    return;
-  }
-  if (event != PassCounter::Event::kReady) return;
-  NoteReady(p);
-  CheckProfile(p);
+  const bool complete = event == PassCounter::Event::kReady;
+  FollowMembership(complete);
+  if (p.route->OnPass(p, CurrentWalk())) return NoteProgress();
+  if (!complete) return;
+  context_.NoteReady({&p});
+  evidence_.Check(p);
   if (p.hooked) RunHook(p, &lock);
-  if (grad.defined() && grad.is_sparse() && !options_.sparse_as_dense && p.group < 0) {
-    p.sparse_now = true;  // sent when it is known that all ranks treat it as sparse
-  } else if (p.group >= 0) {
-    SendGroupIfReady(groups_[p.group], /*complete=*/false);
-  } else if (!p.sparse && p.own) {  // else in synchronize()
-    SendByPlan(p, fresh);
-  }
+  // A sparse gradient is sent when it is known that all ranks treat it so; one that another optimizer has too, in
+  // Synchronize().
+  p.step.sparse = grad.defined() && grad.is_sparse() && !options_.sparse_as_dense && !p.route->makes_dense();
+  if (!p.step.sparse && p.own) p.route->OnComplete(p, fresh);
   NoteProgress();
 }
 
-// ---- Sending -------------------------------------------------------------------------------------------------------
-
-Session::Factored* Session::FactoredOf(const Parameter& parameter) {
-  if (parameter.layer_weight < 0) return nullptr;
-  const auto it = std::find_if(factored_.begin(), factored_.end(),
-                               [&](const Factored& f) { return f.weight == parameter.layer_weight; });
-  return it == factored_.end() ? nullptr : &*it;
+// The user's hook before reduction. Without the lock, because the hook may ask the optimizer something. It has run once
+// it has ended: after an exception Synchronize() tries again, so that no gradient is sent that it has not seen.
+void Session::RunHook(Parameter& p, Lock* lock) {
+  const at::Tensor grad = p.tensor.grad();
+  if (p.step.hook_ran || !grad.defined()) return;
+  lock->unlock();
+  options_.before(p.index, grad);
+  lock->lock();
+  p.step.hook_ran = true;
 }
 
-std::shared_ptr<GradSource> Session::NewSource(const Parameter& p) const {
-  const int index = static_cast<int>(&p - parameters_.data());
-  return std::make_shared<GradSource>(
-      p.name, p.tensor, options_.compression,
-      [compress = options_.compress, index](const at::Tensor& grad) { return compress(index, grad); });
+// ---- Who takes part ------------------------------------------------------------------------------------------------
+
+// Depends on agreed values alone, which do not change within a step before Synchronize().
+bool Session::NeedsAllRanks() const { return PlanIsDue() || context_.gathers; }
+
+// From every hook: asks, and sends what was held for the answer.
+void Session::FollowMembership(bool gradient_is_complete) {
+  if (!options_.uneven_steps) return;
+  if (gradient_is_complete && NeedsAllRanks()) membership_.Ask();
+  membership_.Read();
+  if (membership_.Known()) router_.ForEach([](Route& route) { route.OnMembership(); });
 }
 
-void Session::ThrowIfFailed(const Status& status) const {
-  if (status.ok()) return;
-  std::string message = "[rank " + std::to_string(options_.rank) + "] " + status.message();
-  const bool peer_may_have_gone = status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kAborted;
-  if (peer_may_have_gone && !factored_.empty()) {
-    message +=
-        " (If a rank has called hvd.join() while others still train: Horovod's join covers no allgather. Give "
-        "DistributedOptimizer uneven_steps=True, or set POSEIDON_UNEVEN_STEPS=1.)";
+void Session::WaitForMembers(Lock* lock) {
+  if (options_.uneven_steps && (membership_.asked() || NeedsAllRanks())) membership_.Wait(lock);
+}
+
+void Session::CheckWhoWants(Lock* lock) {
+  membership_.AskWhoWants(parameters_);
+  if (!membership_.WantsDiffer(lock)) return;
+  MergedProfile merged;
+  const Status status = GatherProfiles("differ", &merged);  // says which parameter, on all ranks
+  if (status.code() == StatusCode::kInvalidArgument) ThrowIfError(status);
+  context_.ThrowIfFailed(status);
+}
+
+double Session::SumOverRanks(const std::string& what, double value) {
+  const Status status = poseidon::SumOverRanks(*context_.engine, context_.WireName("agree", what), options_.process_set,
+                                               options_.size, &value);
+  Lock lock(mutex_);
+  context_.ThrowIfFailed(status);
+  return value;
+}
+
+// ---- In backward() -------------------------------------------------------------------------------------------------
+
+// A gradient may have become complete.
+void Session::NoteProgress() {
+  if (!options_.reduce_in_backward || options_.size <= 1) return;
+  const bool complete =
+      met_ ? progress_.any_eager() && progress_.all_eager_complete() : progress_.complete() > 0 && !tried_to_meet_;
+  if (complete) walk_end_.Queue(weak_from_this());
+}
+
+void Session::OnOuterWalk() {
+  Lock lock(mutex_);
+  walk_end_.Queue(weak_from_this());
+}
+
+void Session::OnWalkEnd() {
+  bool python = false;
+  {
+    Lock lock(mutex_);
+    if (walk_end_.FollowOuterWalk(weak_from_this())) return;
+    python = hooks_after_;
   }
-  throw StatusError(Status(status.code(), message));
+  python ? options_.reduce() : static_cast<void>(ReduceInBackward());
 }
 
-void Session::Submit(const std::shared_ptr<Exchange>& exchange, std::vector<int> params) {
-  ThrowIfFailed(engine_->Submit(exchange));
-  in_flight_.push_back({exchange, std::move(params)});
-}
-
-void Session::SendDense(Parameter& p) {
-  const bool left_in_flight = p.exchange && p.exchange->state() == Exchange::State::kInFlight;
-  const at::ScalarType type = DenseWireType(p);  // the model may have been converted since
-  if (!p.exchange || left_in_flight || p.exchange_type != type) {
-    if (left_in_flight) p.source = NewSource(p);  // by Reset: its buffers stay its own
-    p.exchange_type = type;
-    const std::string name = WireName("allreduce", p.name);
-    p.exchange = std::make_shared<DenseExchange>(name, std::vector<DenseExchange::Member>{{name, p.source}},
-                                                 ReductionOf(p), options_.process_set, options_.size);
+bool Session::ReduceInBackward() {
+  Lock lock(mutex_);
+  walk_end_.RemoveHooks();
+  if (!MeetFirst(&lock) || !progress_.any_eager() || !progress_.all_eager_complete()) return false;
+  if (!clock_.flushed_in_backward()) {
+    NoteFlushed();
+    clock_.set_flushed_in_backward();
   }
-  Submit(p.exchange, {static_cast<int>(&p - parameters_.data())});
-  p.counter.MarkSent();
-}
-
-void Session::SendGroupIfReady(Group& group, bool complete) {
-  if (group.sent) return;
-  if (!complete) {
-    for (int index : group.members) {
-      const Parameter& p = parameters_[index];
-      if (!p.counter.ready() || (p.hooked && !p.hook_ran && p.tensor.grad().defined())) return;
-    }
-  }
-  if (!group.exchange || group.exchange->state() == Exchange::State::kInFlight) {
-    std::vector<DenseExchange::Member> members;
-    for (int index : group.members) {
-      if (group.exchange) parameters_[index].source = NewSource(parameters_[index]);
-      members.push_back({WireName("allreduce", parameters_[index].name), parameters_[index].source});
-    }
-    const std::string name = members.front().wire_name;
-    group.exchange = std::make_shared<DenseExchange>(name, std::move(members), options_.reduction, options_.process_set,
-                                                     options_.size);
-  }
-  Submit(group.exchange, group.members);
-  group.sent = true;
-  for (int index : group.members) parameters_[index].counter.MarkSent();
-}
-
-void Session::SendFactorsIfReady(Factored& factored) {
-  const auto complete = [&](int index) {  // or frozen, so that nothing will come
-    return index < 0 || parameters_[index].counter.ready() || !parameters_[index].tensor.requires_grad();
-  };
-  if (!complete(factored.weight) || !complete(factored.bias)) return;
-  if (parameters_[factored.weight].counter.sent()) return;
-  SendFactors(factored);
-  NoteReady(factored);
-}
-
-bool Session::SendFactors(Factored& factored) {
-  Parameter& weight = parameters_[factored.weight];
-  if (weight.counter.sent() || !MayGather(factored)) return false;
-  Buffer message;
-  uint32_t flags = 0;
-  double pack_seconds = 0;
-  const bool reached = weight.counter.touched() || (factored.bias >= 0 && parameters_[factored.bias].counter.touched());
-  ThrowIfError(weight.layer->PrepareMessage(reached, &message, &flags, &pack_seconds));
-  factored.exchange->SetMessage(message, flags, pack_seconds);
-  NoteThreadsOfTorch();
-  std::vector<int> params{factored.weight};
-  if (factored.bias >= 0) params.push_back(factored.bias);
-  Submit(factored.exchange, std::move(params));
-  weight.counter.MarkSent();
-  if (factored.bias >= 0) parameters_[factored.bias].counter.MarkSent();
+  CheckWhoWants(&lock);
+  WaitForMembers(&lock);
+  if (membership_.SomeRankIsMissing()) return false;  // what needs all ranks waits for Synchronize()
+  SendRest(/*all=*/false);
+  Collect(/*all=*/false, &lock);
+  clock_.NoteReduced();
   return true;
 }
 
-std::vector<int> Session::Flush() {
+// In step 0 ranks tell each other what parameters they have and which of their gradients are complete, before any of
+// them waits. All do so once: at the end of the first backward that completes a gradient, or in Synchronize().
+bool Session::MeetFirst(Lock* lock) {
+  if (met_ || tried_to_meet_) return met_;
+  tried_to_meet_ = true;
+  WaitForMembers(lock);
+  if (PutOffWhileRanksAreMissing()) return false;
+  MergedProfile merged;
+  const Status status = GatherProfiles("first", &merged);
+  if (status.code() == StatusCode::kInvalidArgument) ThrowIfError(status);  // the same on all ranks
+  context_.ThrowIfFailed(status);
+  met_ = true;
+  membership_.set_some_are_frozen(
+      std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return !p.active; }));
+  for (Parameter& p : parameters_) {
+    const MergedTensor& tensor = merged.tensors[p.index];
+    p.agreed.everywhere = tensor.everywhere;
+    p.agreed.sparse = p.agreed.sparse || (tensor.everywhere && tensor.sparse);
+  }
+  router_.FollowSparse();
+  progress_.ChooseEager();
+  return true;
+}
+
+// A rank whose backward() left eager gradients out, because this batch did not use a layer, does not wait in
+// backward(); the others do, for those gradients, which it sends in Synchronize(). If a collective of the script's own
+// comes before that, each would wait for the other. So the rank sends now that it has none. Not if the step may bring
+// more walks, as far as earlier steps tell.
+void Session::NoteWait() {
+  Lock lock(mutex_);
+  if (!options_.reduce_in_backward || !met_ || progress_.complete() == 0 || progress_.all_eager_complete() ||
+      progress_.may_bring_more_walks() || CurrentWalk() >= 0)
+    return;
+  std::vector<Parameter*> left_out;
+  for (Parameter& p : parameters_) {
+    if (!p.agreed.eager || p.counter.sent()) continue;
+    if (p.counter.touched() && !p.counter.ready()) return;  // passes that may follow
+    if (!p.counter.touched()) left_out.push_back(&p);
+  }
+  SendRest(/*all=*/false);
+  for (Parameter* p : left_out) p->step.sent_without = p->counter.sent();
+}
+
+// ---- The end of a step ---------------------------------------------------------------------------------------------
+
+void Session::Synchronize() {
   if (InForkedChild()) {
-    ThrowIfError(
-        Status::FailedPrecondition("This is a forked child process, in which Horovod does not run: its gradients stay "
-                                   "its own. Step the optimizer that was wrapped, or spawn the process instead."));
+    ThrowIfError(Status::FailedPrecondition(
+        "This is a forked child process, in which Horovod does not run: its gradients stay its own. Step the optimizer "
+        "that was wrapped, or spawn the process instead."));
   }
-  std::unique_lock<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   Attach();
-  if (settled_ == 0 || !timeline_recorded_) {
-    flushed_ = Clock::now();
-    RecordTimeline();
+  if (clock_.flushed_in_backward() && progress_.any_eager_complete()) {
+    clock_.NoteIdle();
   } else {
-    idle_seconds_ = SecondsBetween(reduced_at_, Clock::now());
+    NoteFlushed();
   }
-  CheckWhoWants();
-  WaitForWhoIsHere();
-  // Before the agreement, in which the others wait: a hook may fail, and synchronize() be called again.
+  CheckWhoWants(&lock);
+  WaitForMembers(&lock);
+  // Before the agreement, in which the others wait: a hook may fail, and Synchronize() be called again.
   for (Parameter& p : parameters_) {
     if (p.hooked && p.active && !p.counter.sent()) RunHook(p, &lock);
   }
-  // A first plan comes before what has not been sent, because it tells what is sparse. Later ones come in Finish(),
-  // when all has been sent, because other ranks may wait for that within backward().
-  MeetFirst();
-  if (!planned_) AgreeIfDue();
-  return SendRest(/*all=*/true);
+  // A first plan comes before what has not been sent, because it tells what is sparse. Later ones come when all has
+  // been sent, because other ranks may wait for that within backward().
+  MeetFirst(&lock);
+  if (!planned_) AgreeIfDue(&lock);
+  SendRest(/*all=*/true);
+  if (planned_) AgreeIfDue(&lock);
+  Collect(/*all=*/true, &lock);
+  FinishStep();
 }
 
-// What has not been sent: zeros, or no rows, for what got no gradient. Of all parameters, or of eager ones. Returns
-// those that the caller sends.
-std::vector<int> Session::SendRest(bool all) {
-  std::vector<int> sparse;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& p = parameters_[i];
-    if (!p.active || p.counter.sent() || !(all || p.eager)) continue;
-    if (Factored* factored = FactoredOf(p)) {
-      SendFactors(*factored);
-    } else if (p.sparse && SomeRankIsMissing()) {
-      SendSparseAsDense(p);
-    } else if (p.sparse) {
-      sparse.push_back(static_cast<int>(i));
-      p.counter.MarkSent();
-    } else if (p.group >= 0) {
-      SendGroupIfReady(groups_[p.group], /*complete=*/true);
-    } else if (SharedSliceOf(p) != nullptr) {
-      CompleteSlice(slices_[p.slice]);
-    } else {
-      SendByPlan(p);
+void Session::NoteFlushed() {
+  const bool soon = plan_clock_ + kTimedSteps > next_plan_at_;
+  clock_.NoteFlushed(parameters_, {my_costs_, time_inputs_.contention, time_inputs_.copy}, GoesByTime() && soon);
+}
+
+// What has not been sent: zeros, or no rows, for what got no gradient. Of all parameters, or of eager ones.
+void Session::SendRest(bool all) {
+  for (Parameter& p : parameters_) {
+    if (p.active && !p.counter.sent() && (all || p.agreed.eager)) p.route->Flush(p);
+  }
+}
+
+// Waits for the exchanges of eager parameters, or of all, without the lock: other threads may run backward meanwhile.
+void Session::Collect(bool all, Lock* lock) {
+  const auto chosen = [&](const Parameter& p) {
+    return p.counter.sent() && !p.step.collected && (all || p.agreed.eager);
+  };
+  std::vector<std::shared_ptr<Exchange>> waited;
+  for (const Sent& each : context_.in_flight) {
+    const bool wanted =
+        std::all_of(each.members.begin(), each.members.end(), [&](const Parameter* p) { return chosen(*p); });
+    if (all || wanted) waited.push_back(each.exchange);
+  }
+  std::vector<Parameter*> todo;
+  for (Parameter& p : parameters_) {
+    if (chosen(p)) todo.push_back(&p);
+  }
+  double waited_seconds[kSchemeCount] = {};
+  const Clock::time_point begin = Clock::now();
+  lock->unlock();
+  const Status status = context_.engine->Wait(waited, waited_seconds);
+  lock->lock();
+  SessionStats& stats = context_.stats;
+  stats.synchronize_seconds += SecondsBetween(begin, Clock::now());
+  for (size_t scheme = 0; scheme < stats.by_scheme.size(); ++scheme)
+    stats.by_scheme[scheme].waited_seconds += waited_seconds[scheme];
+  if (!status.ok()) {
+    AbandonStep();
+    context_.ThrowIfFailed(status);
+  }
+  const auto was_waited_for = [&](const Sent& each) {
+    return std::find(waited.begin(), waited.end(), each.exchange) != waited.end();
+  };
+  for (const Sent& each : context_.in_flight) {
+    if (!was_waited_for(each)) continue;
+    stats.of(each.exchange->scheme()).Add(each.exchange->times(), each.exchange->wire(), each.exchange->gradients());
+    clock_.NoteDone(each.exchange->times());
+  }
+  std::vector<Sent>& in_flight = context_.in_flight;
+  in_flight.erase(std::remove_if(in_flight.begin(), in_flight.end(), was_waited_for), in_flight.end());
+  for (Parameter* p : todo) {
+    p->step.collected = true;
+    const Status finished = p->route->Finish(*p);
+    if (gradient_error_.ok()) gradient_error_ = finished;  // thrown at the end of the step, when nothing is in flight
+  }
+}
+
+void Session::FinishStep() {
+  std::vector<std::pair<Parameter*, std::string>> objections;
+  if (!membership_.SomeRankIsMissing()) {
+    for (Parameter& p : parameters_) {
+      if (p.route->members().front() != &p || !p.counter.sent()) continue;
+      p.route->CountStep(&context_.stats);
+      const std::string objection = p.route->Objection();
+      if (!objection.empty()) objections.emplace_back(&p, objection);
     }
   }
-  return sparse;
-}
-
-void Session::AgreeIfDue() {
-  if (!PlanIsDue() || PutOffWhileRanksAreMissing()) return;
-  for (Parameter& p : parameters_) {
-    if (p.counter.touched() && !p.counter.ready()) CheckProfile(p);
-  }
-  const Status agreed = AgreeOnPlan();
-  if (agreed.code() == StatusCode::kInvalidArgument) ThrowIfError(agreed);  // the same on all ranks
-  ThrowIfFailed(agreed);
-}
-
-// ---- End of a step -------------------------------------------------------------------------------------------------
-
-Session::Compressed Session::Finish() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (planned_) AgreeIfDue();
-  Compressed compressed = CollectLocked(/*all=*/true, &lock);
-  std::vector<int> flagged;
-  for (const Factored& factored : factored_) {
-    if (!parameters_[factored.weight].counter.sent() || SomeRankIsMissing()) continue;
-    stats_.of(factored.exchange->scheme()).tensors += factored.bias >= 0 ? 2 : 1;
-    if ((factored.exchange->gathered_flags() & kFlagForeign) != 0) flagged.push_back(factored.weight);
-  }
   for (const Parameter& p : parameters_) {  // reduced in backward(), and then taken away
-    if (gradient_error_.ok() && p.collected && !p.tensor.grad().defined()) gradient_error_ = GradientRemoved(p.name);
+    if (gradient_error_.ok() && p.step.collected && !p.tensor.grad().defined())
+      gradient_error_ = GradientRemoved(p.name);
   }
-  if (walks_ > 0) usual_walks_ = walks_;
+  progress_.NoteEndOfWalks();
   NoteRows();
-  RecordStep();
+  if (GoesByTime() && !membership_.SomeRankIsMissing()) clock_.RecordStep(planned_);
   const Status error = std::exchange(gradient_error_, Status::OK());
   EndStep();
-  ++stats_.steps;
+  const int64_t step = context_.stats.steps++;
   ++plan_clock_;
   // All ranks read the same flags, so all of them stop here or none.
-  for (int weight : flagged) {
-    if (parameters_[weight].layer_weight < 0) continue;  // a new plan has just made it dense
-    StopFactored(weight, std::string("part of its gradient came from elsewhere than ") +
-                             parameters_[weight].layer->calls_text() + " in step " + std::to_string(stats_.steps - 1));
+  for (const auto& [p, objection] : objections) {
+    if (!router_.HasOwnScheme(*p)) continue;  // a new plan has just made it dense
+    GiveUp(*p, objection + " in step " + std::to_string(step));
   }
-  LookAgain();
-  ChooseEager();
-  some_are_frozen_ = some_are_frozen_ &&
-                     std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return !p.active; });
-  if (!error.ok()) ThrowIfFailed(error);
-  return compressed;
+  if (planned_ && plan_clock_ >= next_plan_at_) evidence_.LookAgain(plans_ + 1);
+  progress_.ChooseEager();
+  if (membership_.some_are_frozen()) {
+    membership_.set_some_are_frozen(
+        std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return !p.active; }));
+  }
+  if (!error.ok()) context_.ThrowIfFailed(error);
 }
 
 void Session::EndStep() {
-  in_flight_.clear();
+  context_.in_flight.clear();
   for (Parameter& p : parameters_) {
     p.counter.Reset();
-    p.sparse_now = p.hook_ran = p.collected = p.sent_without = false;
-    p.ready_seconds = -1;
-    p.order = -1;
-    if (p.layer) p.layer->EndStepOfProfile();
+    p.step = {};
   }
-  complete_ = settled_ = walks_ = 0;
-  tried_to_meet_ = timeline_recorded_ = attached_ = asked_who_wants_ = false;
-  idle_seconds_ = 0;
+  evidence_.EndStep();
+  progress_.EndStep();
+  membership_.EndStep();
+  router_.EndStep();
+  tried_to_meet_ = attached_ = false;
   gradient_error_ = Status::OK();
-  for (Group& group : groups_) group.sent = false;
-  EndStepOfSlices();
-  for (Factored& factored : factored_) factored.held = false;
-  presence_ = Presence::kNotAsked;
   if (std::exchange(adopt_next_plan_, false)) AdoptPlan();
-  if (planned_) {
-    profiled_.erase(std::remove_if(profiled_.begin(), profiled_.end(),
-                                   [](const auto& layer) { return layer->mode() != FactoredLayer::Mode::kProfile; }),
-                    profiled_.end());
-  }
-  for (const auto& layer : profiled_) layer->RestartProfile();
-  step_began_ = finished_ = Clock::now();
+  evidence_.Restart(planned_);
+  clock_.EndStep();
 }
 
 void Session::AbandonStep() {
-  for (Factored& factored : factored_) {
-    if (factored.exchange->state() == Exchange::State::kInFlight) {
-      RenewFactored(factored);
-    } else {
-      parameters_[factored.weight].layer->DropStep();
-    }
-  }
+  router_.Abandon();
   adopt_next_plan_ = false;
   EndStep();
 }
 
 void Session::Reset() {
-  std::lock_guard<std::mutex> lock(mutex_);
   // What is under way on all ranks ends by itself, and then its names are free again. After a failure it ends too, by
   // Horovod's shutdown. Whatever does not end in time is left to its exchange.
   constexpr double kPatienceSeconds = 5;
+  Lock lock(mutex_);
   std::vector<std::shared_ptr<Exchange>> exchanges;
-  for (const InFlight& each : in_flight_) exchanges.push_back(each.exchange);
-  engine_->WaitFor(exchanges, kPatienceSeconds);
+  for (const Sent& each : context_.in_flight) exchanges.push_back(each.exchange);
+  lock.unlock();
+  context_.engine->WaitFor(exchanges, kPatienceSeconds);
+  lock.lock();
   AbandonStep();
 }
 
+bool Session::Discard() {
+  Lock lock(mutex_);
+  return DiscardLocked();
+}
+
+bool Session::DiscardLocked() {
+  const bool open = std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) {
+    return !p.step.collected && (p.counter.touched() || p.counter.sent());
+  });
+  if (open) return false;
+  EndStep();
+  return true;
+}
+
+// ---- What the optimizer tells --------------------------------------------------------------------------------------
+
+void Session::SetHooksAfter(bool any) {
+  Lock lock(mutex_);
+  hooks_after_ = any;
+}
+
 void Session::SetPassesPerStep(int passes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   for (Parameter& p : parameters_) p.counter.SetPassesPerStep(passes);
 }
 
 void Session::NoteZeroed() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  step_began_ = Clock::now();
+  Lock lock(mutex_);
+  clock_.NoteZeroed();
   Attach();  // parameters may have been unfrozen or converted since
 }
 
 void Session::NoteUpdated() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  step_began_ = Clock::now();
-  update_seconds_ = SecondsBetween(finished_, step_began_);
+  Lock lock(mutex_);
+  clock_.NoteUpdated();
 }
 
 void Session::NoteJoin() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   plan_clock_ = 0;
   RestartPlanClock();
 }
 
 // ---- Views ---------------------------------------------------------------------------------------------------------
 
-std::vector<int> Session::TouchedParameters() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<int> touched;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].counter.touched() || parameters_[i].counter.sent()) touched.push_back(static_cast<int>(i));
+std::vector<int> Session::Which(bool (*wanted)(const Parameter&)) const {
+  Lock lock(mutex_);
+  std::vector<int> indices;
+  for (const Parameter& p : parameters_) {
+    if (wanted(p)) indices.push_back(p.index);
   }
-  return touched;
+  return indices;
+}
+
+std::vector<int> Session::TouchedParameters() const {
+  return Which([](const Parameter& p) { return p.counter.touched() || p.counter.sent(); });
 }
 
 std::vector<int> Session::CollectedParameters() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<int> collected;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].collected) collected.push_back(static_cast<int>(i));
-  }
-  return collected;
+  return Which([](const Parameter& p) { return p.step.collected; });
+}
+
+std::vector<int> Session::ActiveParameters() const {
+  return Which([](const Parameter& p) { return p.active; });
 }
 
 std::vector<int> Session::Delays() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   std::vector<int> delays;
   for (const Parameter& p : parameters_) delays.push_back(p.counter.remaining());
   return delays;
 }
 
-std::vector<int> Session::ActiveParameters() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<int> active;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].active) active.push_back(static_cast<int>(i));
-  }
-  return active;
-}
-
 Plan Session::CurrentPlan() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   return plan_;
 }
 
 SessionStats Session::Stats() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return stats_;
+  Lock lock(mutex_);
+  return context_.stats;
 }
 
 std::vector<std::string> Session::TakeWarnings() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   return std::exchange(warnings_, {});
 }
 

@@ -41,6 +41,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   const Status& status() const { return status_; }
   const ExchangeTimes& times() const { return times_; }
   const WireCount& wire() const { return wire_; }
+  // That it carries, where nothing else counts them.
+  virtual int64_t gradients() const { return 0; }
 
  protected:
   friend class Engine;

@@ -44,10 +44,10 @@ class DenseExchange final : public Exchange {
   // One member is an ordinary allreduce; several are negotiated as a group, in this order on every rank.
   DenseExchange(std::string name, std::vector<Member> members, const Reduction& reduction, int process_set, int size);
 
-  size_t gradients() const {
+  int64_t gradients() const override {
     size_t count = 0;
     for (const Member& member : members_) count += member.source->gradients();
-    return count;
+    return static_cast<int64_t>(count);
   }
 
  protected:

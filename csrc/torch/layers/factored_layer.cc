@@ -44,6 +44,14 @@ void FactoredLayer::StartCapture(const Settings& settings) {
   set_mode(Mode::kCapture);
 }
 
+std::shared_ptr<FactoredLayer> FactoredLayer::Renew() const {
+  std::shared_ptr<FactoredLayer> other = New();
+  other->InheritProfile(*this);
+  other->accumulator = accumulator.load();
+  other->StartCapture(settings_);
+  return other;
+}
+
 // ---- Profile -------------------------------------------------------------------------------------------------------
 
 void FactoredLayer::RestartProfile() {

@@ -19,6 +19,8 @@
 
 namespace poseidon {
 
+class FactorsRoute;
+
 class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<FactoredLayer> {
  public:
   enum class Kind : uint8_t { kLinear, kEmbedding };
@@ -83,7 +85,11 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   std::atomic<int64_t> forward_rows{0};
 
   // ---- From the plan on.
+  // That sends what is captured; null if nothing is. Guarded like the rest.
+  FactorsRoute* route = nullptr;
   void StartCapture(const Settings& settings);
+  // Another layer for the same weight, capturing as this one, which keeps its buffers.
+  std::shared_ptr<FactoredLayer> Renew() const;
   const Settings& settings() const { return settings_; }
   // Final once capture has started.
   const FactorLayout& layout() const { return layout_; }
@@ -153,6 +159,7 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   void Reserve(int64_t rows);
 
   // ---- What the kinds differ in.
+  virtual std::shared_ptr<FactoredLayer> New() const = 0;
   virtual FactorLayout LayoutFor(at::ScalarType wire_type) const = 0;
   virtual void DropProfile() = 0;  // frees what only step 0 needs
   virtual void ForgetRows() { rows_ = 0; }
@@ -171,6 +178,8 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   virtual at::Tensor ZeroGradient(const Target& target) const;
   // The end of the step: the result becomes visible in .grad.
   virtual Status TakeResult(Target& target);
+
+  bool fp16_wire() const { return fp16_wire_; }
 
   const double scale_;  // of the sum over all ranks: 1/size for an average
   FactorLayout layout_;

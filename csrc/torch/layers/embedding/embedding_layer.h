@@ -3,6 +3,7 @@
 // The gradient is dense, or a sparse tensor where the table's calls ask for one (sparse=True) in step 0.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,9 @@ class EmbeddingLayer final : public FactoredLayer {
   Status PrepareExtra(Part part, bool has_extra, Buffer* wire) override;
 
  protected:
+  std::shared_ptr<FactoredLayer> New() const override {
+    return std::make_shared<EmbeddingLayer>(name(), weight(), fp16_wire(), scale_);
+  }
   FactorLayout LayoutFor(at::ScalarType wire_type) const override;
   void DropProfile() override;
   void ForgetRows() override;

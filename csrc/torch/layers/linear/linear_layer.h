@@ -1,6 +1,7 @@
 // A weight that linear calls use, and its bias. Its rows are (x, d): sufficient factors.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,9 @@ class LinearLayer final : public FactoredLayer {
   Status Rebuild(const Buffer& gathered, const bool add[2]) override;
 
  protected:
+  std::shared_ptr<FactoredLayer> New() const override {
+    return std::make_shared<LinearLayer>(name(), weight(), fp16_wire(), scale_);
+  }
   FactorLayout LayoutFor(at::ScalarType wire_type) const override;
   void DropProfile() override;
   void SpillRows() override;
