@@ -1,7 +1,7 @@
 """Horovod for PyTorch with sufficient factor broadcasting.
 
-``import poseidon_hvd as hvd`` instead of ``import horovod.torch as hvd``: everything that ``horovod.torch`` exports is here, and
-``DistributedOptimizer`` is ours. So is ``run``, the one function of the package ``horovod`` itself.
+``import poseidon_hvd as hvd`` instead of ``import horovod.torch as hvd``: everything that ``horovod.torch`` exports is
+here, and ``DistributedOptimizer`` is ours. So is ``run``, the one function of the package ``horovod`` itself.
 """
 
 from horovod import run  # not in __all__: from horovod.torch import * does not give it

@@ -1,7 +1,7 @@
 """Loads Horovod and the C++ extension, and refuses combinations that would corrupt memory.
 
-The order matters: the extension is linked against Horovod's library by its bare file name, which the loader resolves to the copy
-that ``horovod.torch`` has already loaded.
+The order matters: the extension is linked against Horovod's library by its bare file name, which the loader resolves to
+the copy that ``horovod.torch`` has already loaded.
 """
 
 import os

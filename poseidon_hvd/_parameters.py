@@ -1,4 +1,6 @@
-"""Which parameters an optimizer has and what they are called: Horovod's rules, in its words where scripts match on them."""
+"""Which parameters an optimizer has and what they are called: Horovod's rules, in its words where scripts match on
+them.
+"""
 
 import torch
 

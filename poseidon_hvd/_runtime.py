@@ -91,7 +91,8 @@ def _reopen_all() -> None:
 
 
 def _follow_horovod_restarts() -> None:
-    # Elastic training calls functions that were bound before we were imported; all of them end in these two entry points.
+    # Elastic training calls functions that were bound before we were imported; all of them end in these two entry
+    # points.
     library = horovod_torch.mpi_ops._basics.MPI_LIB_CTYPES
     for name, after in (("horovod_shutdown", _close_all), ("horovod_init", _reopen_all)):
         original = getattr(library, name)
@@ -108,7 +109,8 @@ def _follow_horovod_restarts() -> None:
 
 
 def _follow_joins() -> None:
-    # All ranks call join() and leave it together, perhaps after different numbers of steps. Later plans are made at steps counted from here.
+    # All ranks call join() and leave it together, perhaps after different numbers of steps. Later plans are made at
+    # steps counted from here.
     library = horovod_torch.mpi_ops.mpi_lib
     original = library.horovod_torch_join
 
@@ -121,8 +123,8 @@ def _follow_joins() -> None:
 
 
 def _follow_waits() -> None:
-    # A rank that waits in a collective of the script's own, after a backward() that left gradients out which others have, would wait for ranks
-    # that wait for those gradients in their backward().
+    # A rank that waits in a collective of the script's own, after a backward() that left gradients out which others
+    # have, would wait for ranks that wait for those gradients in their backward().
     library = horovod_torch.mpi_ops.mpi_lib
     original = library.horovod_torch_wait_and_clear
 

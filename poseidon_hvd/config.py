@@ -19,18 +19,21 @@ class Config:
     """What decides how gradients travel.
 
     Attributes:
-        policy: ``"time"`` (what makes the predicted step shortest), ``"bytes"`` (the scheme that sends fewer bytes, Poseidon's rule
-            restated for ring-allreduce), ``"allreduce"`` or ``"sfb"`` (wherever it is possible, and row-sparse for embeddings).
-        schemes: parameter-name pattern (``fnmatch``) -> ``"auto"``, ``"allreduce"``, ``"sfb"`` or ``"row-sparse"``; the last match wins.
-        network: for policy ``"time"``: alpha (s) and beta (s/byte) of allreduce, then of allgather; None: measured at the first step.
+        policy: ``"time"`` (what makes the predicted step shortest), ``"bytes"`` (the scheme that sends fewer bytes,
+            Poseidon's rule restated for ring-allreduce), ``"allreduce"`` or ``"sfb"`` (wherever it is possible, and
+            row-sparse for embeddings).
+        schemes: parameter-name pattern (``fnmatch``) -> ``"auto"``, ``"allreduce"``, ``"sfb"`` or ``"row-sparse"``; the
+            last match wins.
+        network: for policy ``"time"``: alpha (s) and beta (s/byte) of allreduce, then of allgather; None: measured at
+            the first step.
         memory_limit: bytes that the gathered rows of all factored tensors may take on each rank, for policy ``"time"``.
         log_plans: print a new plan on rank 0.
-        dense: how allreduced gradients are put together: ``"auto"``, ``"lazy"``, ``"lazy:BYTES"``, ``"merged"``, ``"wfbp"``, ``"bsp"``,
-            ``"priority"``, ``"priority:BYTES"`` or ``"horovod"``. ``"auto"`` goes by measurements, which policies ``"bytes"`` and ``"sfb"``
-            do without: there it becomes ``"lazy"``.
+        dense: how allreduced gradients are put together: ``"auto"``, ``"lazy"``, ``"lazy:BYTES"``, ``"merged"``,
+            ``"wfbp"``, ``"bsp"``, ``"priority"``, ``"priority:BYTES"`` or ``"horovod"``. ``"auto"`` goes by
+            measurements, which policies ``"bytes"`` and ``"sfb"`` do without: there it becomes ``"lazy"``.
         uneven_steps: ranks may be in ``hvd.join()`` while others still train, also while layers are factored.
-        reduce_in: ``"backward"``: gradients are reduced when backward() returns; ``"step"``: when synchronize() or step() does, as in
-            Horovod, so that work between backward() and step() overlaps with communication.
+        reduce_in: ``"backward"``: gradients are reduced when backward() returns; ``"step"``: when synchronize() or
+            step() does, as in Horovod, so that work between backward() and step() overlaps with communication.
         schemes_source: where ``schemes`` came from, for messages.
     """
 

@@ -154,7 +154,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._session.note_wait()
 
     def _reopen_session(self):
-        # Process sets other than the global one are not registered yet at this moment; the next call that needs one looks again.
+        # Process sets other than the global one are not registered yet at this moment; the next call that needs one
+        # looks again.
         if self._session is None and self.process_set is global_process_set:
             self._open_session()
 
@@ -169,15 +170,15 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def synchronize(self):
         """Waits until every gradient has been reduced.
 
-        Sends what has not been sent: zeros for parameters that got no gradient. Afterwards ``p.grad`` holds the reduced gradient on
-        every rank. With ``reduce_in="backward"`` those that all ranks complete are reduced already, are left as the user has made them
-        since, and are not waited for.
+        Sends what has not been sent: zeros for parameters that got no gradient. Afterwards ``p.grad`` holds the reduced
+        gradient on every rank. With ``reduce_in="backward"`` those that all ranks complete are reduced already, are
+        left as the user has made them since, and are not waited for.
 
         Raises:
             HorovodInternalError: Horovod failed, for example because another rank has died.
             ValueError: ranks disagree (settings, parameters, shapes); the message names the difference.
-            RuntimeError: a reduction hook raised an exception, a gradient was removed since it was sent, or this is a forked child; the
-                message names the parameter.
+            RuntimeError: a reduction hook raised an exception, a gradient was removed since it was sent, or this is a
+                forked child; the message names the parameter.
         """
         included = self.process_set.included()
         session = self._current_session() if included else None
@@ -205,7 +206,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._hooked_in_backward = reduced
 
     def _reduce(self, sparse, collect):
-        """Sparse gradients and compressors of the user's own take Horovod's way in Python; ``collect`` waits for everything else."""
+        """Sparse gradients and compressors of the user's own take Horovod's way in Python; ``collect`` waits for
+        everything else.
+        """
         handles = [(i, self._sparse_async(self._params[i])) for i in sparse]
         compressed = collect()
         with torch.no_grad():
@@ -288,11 +291,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, *args, **kwargs):
         """As the wrapped optimizer's, ``set_to_none`` included.
 
-        Gradients that ``backward()`` has reduced may be cleared: the step is discarded, and the next ``backward()`` begins another.
+        Gradients that ``backward()`` has reduced may be cleared: the step is discarded, and the next ``backward()``
+        begins another.
 
         Raises:
-            AssertionError: gradients are still being reduced: always with ``reduce_in="step"``, else where some rank did not complete them
-                in ``backward()``, or between passes.
+            AssertionError: gradients are still being reduced: always with ``reduce_in="step"``, else where some rank
+                did not complete them in ``backward()``, or between passes.
         """
         session = self._session
         if session is not None and not session.discard():
@@ -307,7 +311,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return result
 
     def add_param_group(self, param_group):
-        """Parameters may be added between steps, on all ranks alike; the next step observes again and makes a new plan."""
+        """Parameters may be added between steps, on all ranks alike; the next step observes again and makes a new
+        plan.
+        """
         if self._handles:
             raise RuntimeError("add_param_group() was called while gradients are being reduced. Call it after step().")
         super(self._distributed_class, self).add_param_group(param_group)
@@ -341,27 +347,29 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     ) -> HookHandle:
         """Functions that see gradients around their reduction and may change them in place.
 
-        A parameter with a hook ``before`` is sent whole, never as factors or rows: the local gradient of a factored layer is not
-        computed. So registering or removing one makes the next step observe again and make a new plan. Without a hook nothing changes.
+        A parameter with a hook ``before`` is sent whole, never as factors or rows: the local gradient of a factored
+        layer is not computed. So registering or removing one makes the next step observe again and make a new plan.
+        Without a hook nothing changes.
 
         Args:
-            before: called as ``before(name, grad)`` with this rank's local gradient, of all passes of the step, just before it is sent: on
-                autograd's threads, in ``synchronize()`` after fewer passes. Not called where there is no gradient. A sparse gradient is
-                sparse.
-            after: called as ``after(name, grad)`` with the reduced gradient, where it is reduced: at the end of ``backward()`` or in
-                ``synchronize()``; in the order of names.
+            before: called as ``before(name, grad)`` with this rank's local gradient, of all passes of the step, just
+                before it is sent: on autograd's threads, in ``synchronize()`` after fewer passes. Not called where
+                there is no gradient. A sparse gradient is sparse.
+            after: called as ``after(name, grad)`` with the reduced gradient, where it is reduced: at the end of
+                ``backward()`` or in ``synchronize()``; in the order of names.
             parameters: pattern of names (``fnmatch``), or several; also of parameters that are added later.
 
-        Both run without gradient recording and return None; several run in the order in which they were registered. All ranks register the
-        same ``before``, before the first step or between the same two steps; with one rank they run too.
+        Both run without gradient recording and return None; several run in the order in which they were registered. All
+        ranks register the same ``before``, before the first step or between the same two steps; with one rank they run
+        too.
 
         Returns:
             A handle whose ``remove()`` takes the hook out of service.
 
         Raises:
             ValueError: no function, or a pattern that matches no parameter.
-            RuntimeError: ``before`` is registered while gradients are being reduced. An exception in a hook is raised as one too, by
-                ``backward()`` or ``synchronize()``, and names the parameter.
+            RuntimeError: ``before`` is registered while gradients are being reduced. An exception in a hook is raised
+                as one too, by ``backward()`` or ``synchronize()``, and names the parameter.
         """
         if before is None and after is None:
             raise ValueError("register_reduction_hook() needs a function: before, after or both.")
@@ -390,16 +398,17 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if hook.after is not None and self._session is not None:
             self._session.set_hooks_after(self._hooks.any_after)
         if hook.before is not None:
-            # Before the first step under its old number: ranks that register differently must meet, or they could not find that out.
-            # A plan is there on all ranks or on none; of steps a rank that joined early has done fewer.
+            # Before the first step under its old number: ranks that register differently must meet, or they could not
+            # find that out. A plan is there on all ranks or on none; of steps a rank that joined early has done fewer.
             unused = self._session is not None and self._session.plan() is None
             self._open_session(tag=self._tag if unused else None)
 
     def weigh(self, loss: torch.Tensor, samples: Union[int, float]) -> torch.Tensor:
         """The loss of a batch, scaled so that the averaged gradient is the mean over all samples of all ranks.
 
-        Horovod's average counts ranks alike, whatever number of samples each had. Call it between forward and backward, on all ranks, once
-        for each backward pass; a rank in ``hvd.join()`` counts no samples. Costs an allreduce of one number, for which it waits::
+        Horovod's average counts ranks alike, whatever number of samples each had. Call it between forward and backward,
+        on all ranks, once for each backward pass; a rank in ``hvd.join()`` counts no samples. Costs an allreduce of one
+        number, for which it waits::
 
             loss = optimizer.weigh(F.cross_entropy(model(x), y), len(x))
             loss.backward()
@@ -409,11 +418,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             samples: how many there were, 0 or more; or the sum of their weights.
 
         Returns:
-            ``loss * samples * size / total``, with ``size`` ranks and ``total`` samples of all of them. To log, use ``loss`` itself.
+            ``loss * samples * size / total``, with ``size`` ranks and ``total`` samples of all of them. To log, use
+            ``loss`` itself.
 
         Raises:
-            ValueError: ``op`` is not ``Average``; ``samples`` is negative or no number; or it is 0 and the loss is not finite, such as the
-                mean over an empty batch.
+            ValueError: ``op`` is not ``Average``; ``samples`` is negative or no number; or it is 0 and the loss is not
+                finite, such as the mean over an empty batch.
         """
         if self.op != Average:
             raise ValueError(
@@ -436,7 +446,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return loss * (count * size / total if total > 0 else 0.0)
 
     def scheme_report(self) -> str:
-        """A table of every tensor's scheme, what each scheme would send and take, and why this one; text for a terminal."""
+        """A table of every tensor's scheme, what each scheme would send and take, and why this one; text for a
+        terminal.
+        """
         size = self.process_set.size() if self.process_set.included() else 0
         return plan_table(self.plan(), policy=self._config.policy, size=size)
 
@@ -444,16 +456,18 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """The plan in force as plain data, for programs and ``json.dump``; None until the first step is over.
 
         Returns:
-            ``policy``; ``size``, the ranks; ``made_at_step``; ``tensors``, in the order of names, each with ``name``, ``shape``, ``rows``
-            (of all ranks together in that step), ``scheme``, ``reason`` and ``costs``: scheme -> ``bytes`` that each rank sends in a
-            step, mean over ranks, and ``seconds``: transfer and the tensor's own work alone, nothing hidden; both None where the
-            scheme cannot be used or they are not known. With policy ``"time"`` also ``network`` (``alpha_seconds`` and ``beta_seconds_per_byte`` of ``allreduce``, per byte
-            of tensor, and of ``allgather``, per byte gathered from all ranks; ``skew_seconds``, by which the first rank waited for
-            the last), ``network_load`` (``allreduce``, ``allgather``: how many times slower than when it was measured idle the network was in the steps observed),
-            ``predicted_step_seconds``, ``exposed_seconds`` (of it, communication that backward does not hide) and
-            ``predicted_dense_step_seconds``, with everything allreduced; otherwise None. ``dense``: the ``method`` that puts allreduced
-            gradients together and its ``slices``, lists of the names that travel in one message, in the order of sending; a name that
-            is in several of them travels in parts, one in none by itself.
+            ``policy``; ``size``, the ranks; ``made_at_step``; ``tensors``, in the order of names, each with ``name``,
+            ``shape``, ``rows`` (of all ranks together in that step), ``scheme``, ``reason`` and ``costs``: scheme ->
+            ``bytes`` that each rank sends in a step, mean over ranks, and ``seconds``: transfer and the tensor's own
+            work alone, nothing hidden; both None where the scheme cannot be used or they are not known. With policy
+            ``"time"`` also ``network`` (``alpha_seconds`` and ``beta_seconds_per_byte`` of ``allreduce``, per byte of
+            tensor, and of ``allgather``, per byte gathered from all ranks; ``skew_seconds``, by which the first rank
+            waited for the last), ``network_load`` (``allreduce``, ``allgather``: how many times slower than when it was
+            measured idle the network was in the steps observed), ``predicted_step_seconds``, ``exposed_seconds`` (of
+            it, communication that backward does not hide) and ``predicted_dense_step_seconds``, with everything
+            allreduced; otherwise None. ``dense``: the ``method`` that puts allreduced gradients together and its
+            ``slices``, lists of the names that travel in one message, in the order of sending; a name that is in
+            several of them travels in parts, one in none by itself.
         """
         plan = self._session.plan() if self._session is not None else None
         if plan is None:
@@ -491,13 +505,15 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Counters since the start.
 
         Returns:
-            ``steps``; ``synchronize_seconds``, the time that ``backward()`` and ``synchronize()`` blocked; ``early_messages``, how many messages of factors
-            or rows left from their layer's own backward node, before its input-gradient GEMM; and ``schemes``: for ``"allreduce"``,
-            ``"sfb"`` and ``"row-sparse"`` a dict with ``tensors`` (gradients exchanged), ``collectives``, ``wire_bytes`` (payload that
-            this rank sent, mean over ranks), ``horovod_wire_bytes`` (what an allreduce of the same gradients would have sent),
-            ``waited_seconds``, and the stages ``pack_seconds``, ``queue_seconds``, ``wire_seconds``, ``handoff_seconds``,
-            ``rebuild_seconds``, summed over exchanges, which overlap. ``dense``: of gradients in the plan's ``slices``, the allreduces
-            (``slices``), the bytes reduced where they lay (``in_place_bytes``) and those copied into a message (``copied_bytes``).
+            ``steps``; ``synchronize_seconds``, the time that ``backward()`` and ``synchronize()`` blocked;
+            ``early_messages``, how many messages of factors or rows left from their layer's own backward node, before
+            its input-gradient GEMM; and ``schemes``: for ``"allreduce"``, ``"sfb"`` and ``"row-sparse"`` a dict with
+            ``tensors`` (gradients exchanged), ``collectives``, ``wire_bytes`` (payload that this rank sent, mean over
+            ranks), ``horovod_wire_bytes`` (what an allreduce of the same gradients would have sent),
+            ``waited_seconds``, and the stages ``pack_seconds``, ``queue_seconds``, ``wire_seconds``,
+            ``handoff_seconds``, ``rebuild_seconds``, summed over exchanges, which overlap. ``dense``: of gradients in
+            the plan's ``slices``, the allreduces (``slices``), the bytes reduced where they lay (``in_place_bytes``)
+            and those copied into a message (``copied_bytes``).
         """
         if self._session is not None:
             return self._session.stats()
@@ -561,7 +577,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
 
 def _drop_state(optimizer) -> None:
-    """As Horovod. Its examples call broadcast_optimizer_state before wrapping, which leaves the state of a step that never was."""
+    """As Horovod.
+
+    Its examples call broadcast_optimizer_state before wrapping, which leaves the state of a step that never was.
+    """
     steps = [state["step"] for state in optimizer.state.values() if "step" in state]
     if any(step > 1 for step in steps):
         warnings.warn(
@@ -618,51 +637,59 @@ def DistributedOptimizer(
 ) -> torch.optim.Optimizer:
     """An optimizer that reduces gradients over all ranks before each step, the cheaper way for each tensor.
 
-    A drop-in for ``horovod.torch.DistributedOptimizer``: same arguments, defaults and behaviour. In addition the gradient of a fully
-    connected layer may travel as its sufficient factors, the rows of its input x (K x N) and of its output's gradient d (K x M),
-    from which every rank rebuilds ``d^T x`` (Poseidon, arXiv 1706.03292, section 3.2), and that of an embedding table as the rows that
-    were touched, equal ids merged. The first step runs dense and is observed; then rank 0 chooses a scheme per tensor and all ranks
-    follow. See ``scheme_report()`` and ``stats()`` of the result.
+    A drop-in for ``horovod.torch.DistributedOptimizer``: same arguments, defaults and behaviour. In addition the
+    gradient of a fully connected layer may travel as its sufficient factors, the rows of its input x (K x N) and of its
+    output's gradient d (K x M), from which every rank rebuilds ``d^T x`` (Poseidon, arXiv 1706.03292, section 3.2), and
+    that of an embedding table as the rows that were touched, equal ids merged. The first step runs dense and is
+    observed; then rank 0 chooses a scheme per tensor and all ranks follow. See ``scheme_report()`` and ``stats()`` of
+    the result.
 
     Args:
-        optimizer: the optimizer to wrap. Its hyperparameters and attributes are kept; its state is not, as in Horovod: load it after
-            wrapping.
+        optimizer: the optimizer to wrap. Its hyperparameters and attributes are kept; its state is not, as in Horovod:
+            load it after wrapping.
         named_parameters: names of the parameters, usually ``model.named_parameters()``; the same on every rank.
-        compression: ``Compression.none``, ``Compression.fp16`` (gradients and factors travel in float16) or a compressor class (its
-            gradients are always allreduced).
+        compression: ``Compression.none``, ``Compression.fp16`` (gradients and factors travel in float16) or a
+            compressor class (its gradients are always allreduced).
         backward_passes_per_step: backward passes to accumulate locally before a step; their gradients are summed.
-        op: ``Average``, ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum`` (Horovod's own implementation). SFB is for averages and sums.
+        op: ``Average``, ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum`` (Horovod's own implementation). SFB is for
+            averages and sums.
         gradient_predivide_factor: for ``Average``: divide by it before the sum and multiply after.
         num_groups: deprecated, use ``groups``.
-        groups: number of groups, or lists of parameters, whose gradients are reduced together; these are always allreduced.
+        groups: number of groups, or lists of parameters, whose gradients are reduced together; these are always
+            allreduced.
         sparse_as_dense: reduce sparse gradients as dense ones.
         process_set: the ranks that take part.
-        policy: ``"time"`` (default: what makes the predicted step shortest, from a second of measurements in the first step),
-            ``"bytes"`` (what sends fewer bytes), ``"allreduce"`` or ``"sfb"`` (wherever it is possible, and row-sparse for embeddings);
-            default from ``POSEIDON_POLICY``.
-        schemes: pattern of parameter names -> ``"auto"``, ``"allreduce"``, ``"sfb"`` or, for embedding tables, ``"row-sparse"``; default
-            from ``POSEIDON_SCHEMES`` (``"fc*.weight=sfb,head.weight=allreduce"``). A layer is named by its weight; its bias goes with it.
-        network: policy ``"time"`` takes these instead of measuring: what ``plan()["network"]`` was, or a JSON file with it; default from
-            ``POSEIDON_ALPHA_ALLREDUCE`` (s), ``POSEIDON_BETA_ALLREDUCE`` (s/byte), ``.._ALLGATHER``, or the file ``POSEIDON_PROFILE``.
+        policy: ``"time"`` (default: what makes the predicted step shortest, from a second of measurements in the first
+            step), ``"bytes"`` (what sends fewer bytes), ``"allreduce"`` or ``"sfb"`` (wherever it is possible, and
+            row-sparse for embeddings); default from ``POSEIDON_POLICY``.
+        schemes: pattern of parameter names -> ``"auto"``, ``"allreduce"``, ``"sfb"`` or, for embedding tables,
+            ``"row-sparse"``; default from ``POSEIDON_SCHEMES`` (``"fc*.weight=sfb,head.weight=allreduce"``). A layer is
+            named by its weight; its bias goes with it.
+        network: policy ``"time"`` takes these instead of measuring: what ``plan()["network"]`` was, or a JSON file with
+            it; default from ``POSEIDON_ALPHA_ALLREDUCE`` (s), ``POSEIDON_BETA_ALLREDUCE`` (s/byte), ``.._ALLGATHER``,
+            or the file ``POSEIDON_PROFILE``.
         memory_limit: bytes that gathered rows may take on each rank under policy ``"time"``; default from
             ``POSEIDON_MEMORY_LIMIT_MB``, else 2 GB.
-        uneven_steps: ranks may call ``hvd.join()`` while others still train, as with plain Horovod. Costs an allreduce of one number
-            per step, and in steps in which a rank is missing everything is allreduced; default from ``POSEIDON_UNEVEN_STEPS`` (0 or 1),
-            else False.
-        dense: how gradients that are allreduced are put together. ``"auto"`` (default): as makes the predicted step shortest, from the
-            same measurements. ``"lazy"`` or ``"lazy:BYTES"``: a message for every so many bytes (4 MiB), in the order of backward
-            (GradientFlow, arXiv 1902.06855, section 3.1), the same in every run. ``"merged"``: MG-WFBP (arXiv 1811.11141). ``"wfbp"``: one
-            message each. ``"bsp"``: one after backward. ``"priority"``: parts of so many bytes, front layers first (ByteScheduler).
-            ``"horovod"``: left to Horovod's fusion. Default from ``POSEIDON_DENSE``.
-        reduce_in: ``"backward"`` (default): gradients are reduced, in place and visible, when ``backward()`` returns, so what a script then
-            does to ``.grad`` acts as in one process. ``"step"``: in ``synchronize()`` or ``step()``, as in Horovod, so that work between
-            ``backward()`` and ``step()`` overlaps with communication. Default from ``POSEIDON_REDUCE_IN``.
+        uneven_steps: ranks may call ``hvd.join()`` while others still train, as with plain Horovod. Costs an allreduce
+            of one number per step, and in steps in which a rank is missing everything is allreduced; default from
+            ``POSEIDON_UNEVEN_STEPS`` (0 or 1), else False.
+        dense: how gradients that are allreduced are put together. ``"auto"`` (default): as makes the predicted step
+            shortest, from the same measurements. ``"lazy"`` or ``"lazy:BYTES"``: a message for every so many bytes (4
+            MiB), in the order of backward (GradientFlow, arXiv 1902.06855, section 3.1), the same in every run.
+            ``"merged"``: MG-WFBP (arXiv 1811.11141). ``"wfbp"``: one message each. ``"bsp"``: one after backward.
+            ``"priority"``: parts of so many bytes, front layers first (ByteScheduler). ``"horovod"``: left to Horovod's
+            fusion. Default from ``POSEIDON_DENSE``.
+        reduce_in: ``"backward"`` (default): gradients are reduced, in place and visible, when ``backward()`` returns,
+            so what a script then does to ``.grad`` acts as in one process. ``"step"``: in ``synchronize()`` or
+            ``step()``, as in Horovod, so that work between ``backward()`` and ``step()`` overlaps with communication.
+            Default from ``POSEIDON_REDUCE_IN``.
 
     Returns:
         An instance of a subclass of the optimizer's class, with Horovod's ``synchronize()`` and ``skip_synchronize()``.
 
     Raises:
-        ValueError: an argument that Horovod would refuse, an unknown policy, scheme, pattern or method, or a network that cannot be read.
+        ValueError: an argument that Horovod would refuse, an unknown policy, scheme, pattern or method, or a network
+            that cannot be read.
         TypeError: ``torch.optim.LBFGS``, which calls its closure a different number of times on each rank.
     """
     if gradient_predivide_factor != 1.0:
@@ -717,8 +744,8 @@ def DistributedOptimizer(
     }
     wrapped_class = type(base.__name__, (base,), attributes)
     wrapped_class._distributed_class = wrapped_class  # for super(): a user may subclass it
-    # Not through the user's __init__, which would lose what else it was given; and without step(), which a scheduler may have
-    # bound to the instance.
+    # Not through the user's __init__, which would lose what else it was given; and without step(), which a scheduler
+    # may have bound to the instance.
     wrapped = wrapped_class.__new__(wrapped_class)
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
     wrapped.param_groups = list(

@@ -1,4 +1,6 @@
-"""The Python face in one process: names, signature, checks and messages are Horovod's; with one rank the wrapper does nothing."""
+"""The Python face in one process: names, signature, checks and messages are Horovod's; with one rank the wrapper
+does nothing.
+"""
 
 import copy
 import importlib
@@ -445,9 +447,8 @@ def test_synchronize_then_step(model):
 
 def test_skip_synchronize_ends_with_an_exception(model):
     optimizer = wrap(model)
-    with pytest.raises(KeyError):
-        with optimizer.skip_synchronize():
-            raise KeyError
+    with pytest.raises(KeyError), optimizer.skip_synchronize():
+        raise KeyError
     assert optimizer._should_synchronize
 
 

@@ -1,4 +1,6 @@
-"""What the documents show: the README's example runs and prints what stands there, and computed tables are computed right."""
+"""What the documents show: the README's example runs and prints what stands there, and computed tables are computed
+right.
+"""
 
 import inspect
 import re
