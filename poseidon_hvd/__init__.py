@@ -4,10 +4,11 @@
 here, and ``DistributedOptimizer`` is ours. So is ``run``, the one function of the package ``horovod`` itself.
 """
 
-from horovod import run  # not in __all__: from horovod.torch import * does not give it
-
 from . import _native  # first: loads torch, Horovod and the extension in the right order
 from ._exports import reexport
+
+# Not in __all__: from horovod.torch import * does not give it.
+run = _native.horovod.run
 
 __version__ = "0.1.0"
 __all__ = reexport(globals())

@@ -5,13 +5,18 @@ import fnmatch
 import weakref
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from typing import Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 import torch
 
-__all__ = ["Hook", "HookHandle", "Hooks"]
+from ._parameters import all_parameters
 
-Function = Callable[[str, torch.Tensor], None]
+if TYPE_CHECKING:
+    from .optimizer import _DistributedOptimizer
+
+__all__ = ["Hook", "HookHandle", "Hooks", "register_reduction_hook", "remove_reduction_hook"]
+
+Function = Callable[[str, torch.Tensor], Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,7 +32,7 @@ class Hook:
 class HookHandle:
     """What ``register_reduction_hook()`` returns."""
 
-    def __init__(self, optimizer, hook: Hook) -> None:
+    def __init__(self, optimizer: "_DistributedOptimizer", hook: Hook) -> None:
         self._optimizer = weakref.ref(optimizer)
         self._hook = hook
 
@@ -93,7 +98,7 @@ class Hooks:
             return None
         reference = weakref.ref(self)
 
-        def call(index, grad):
+        def call(index: int, grad: torch.Tensor) -> None:
             hooks = reference()
             if hooks is not None:
                 hooks.before(index, grad)
@@ -107,8 +112,9 @@ class Hooks:
     def before_all(self, params: Sequence[torch.Tensor]) -> None:
         """With one rank, where nothing is sent."""
         for index in self._before:
-            if params[index].grad is not None:
-                self.before(index, params[index].grad)
+            grad = params[index].grad
+            if grad is not None:
+                self.before(index, grad)
 
     def after_all(self, params: Sequence[torch.Tensor], without: AbstractSet[int]) -> None:
         """``without``: parameters that have had their turn, or will have it."""
@@ -118,6 +124,73 @@ class Hooks:
                 continue
             for function in functions:
                 _call(function, "after", self._names[index], grad)
+
+
+def register_reduction_hook(
+    optimizer: "_DistributedOptimizer",
+    before: Optional[Callable[[str, torch.Tensor], None]] = None,
+    after: Optional[Callable[[str, torch.Tensor], None]] = None,
+    parameters: Union[str, Sequence[str]] = "*",
+) -> HookHandle:
+    """Functions that see gradients around their reduction and may change them in place.
+
+    A parameter with a hook ``before`` is sent whole, never as factors or rows: the local gradient of a factored
+    layer is not computed. So registering or removing one makes the next step observe again and make a new plan.
+    Without a hook nothing changes.
+
+    Args:
+        before: called as ``before(name, grad)`` with this rank's local gradient, of all passes of the step, just
+            before it is sent: on autograd's threads, in ``synchronize()`` after fewer passes. Not called where
+            there is no gradient. A sparse gradient is sparse.
+        after: called as ``after(name, grad)`` with the reduced gradient, where it is reduced: at the end of
+            ``backward()`` or in ``synchronize()``; in the order of names.
+        parameters: pattern of names (``fnmatch``), or several; also of parameters that are added later.
+
+    Both run without gradient recording and return None; several run in the order in which they were registered. All
+    ranks register the same ``before``, before the first step or between the same two steps; with one rank they run
+    too.
+
+    Returns:
+        A handle whose ``remove()`` takes the hook out of service.
+
+    Raises:
+        ValueError: no function, or a pattern that matches no parameter.
+        RuntimeError: ``before`` is registered while gradients are being reduced. An exception in a hook is raised
+            as one too, by ``backward()`` or ``synchronize()``, and names the parameter.
+    """
+    if before is None and after is None:
+        raise ValueError("register_reduction_hook() needs a function: before, after or both.")
+    patterns = (parameters,) if isinstance(parameters, str) else tuple(parameters)
+    names = [optimizer._parameter_names[p] for p in all_parameters(optimizer)]
+    unknown = [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
+    if unknown or not patterns:
+        shown = ", ".join(sorted(names)[:8]) + (", ..." if len(names) > 8 else "")
+        raise ValueError(
+            f"register_reduction_hook: parameters={unknown or patterns!r} matches none of this optimizer's: {shown}."
+        )
+    hook = Hook(before, after, patterns)
+    _change_hooks(optimizer, optimizer._hooks.add, hook)
+    return HookHandle(optimizer, hook)
+
+
+def remove_reduction_hook(optimizer: "_DistributedOptimizer", hook: Hook) -> None:
+    if hook in optimizer._hooks:
+        _change_hooks(optimizer, optimizer._hooks.remove, hook)
+
+
+def _change_hooks(optimizer: "_DistributedOptimizer", change: Callable[[Hook], None], hook: Hook) -> None:
+    if hook.before is not None and optimizer._handles:
+        raise RuntimeError(
+            "A hook before reduction was registered or removed while gradients are being reduced. Do it after step()."
+        )
+    change(hook)
+    if hook.after is not None and optimizer._session is not None:
+        optimizer._session.set_hooks_after(optimizer._hooks.any_after)
+    if hook.before is not None:
+        # Before the first step under its old number: ranks that register differently must meet, or they could not
+        # find that out. A plan is there on all ranks or on none; of steps a rank that joined early has done fewer.
+        unused = optimizer._session is not None and optimizer._session.plan() is None
+        optimizer._open_session(tag=optimizer._tag if unused else None)
 
 
 def _call(function: Function, when: str, name: str, grad: torch.Tensor) -> None:
@@ -130,5 +203,6 @@ def _call(function: Function, when: str, name: str, grad: torch.Tensor) -> None:
         ) from error
     if result is not None:
         raise TypeError(
-            f"the hook {when} reduction returned a {type(result).__name__} for {name}. Change gradients in place, return None."
+            f"the hook {when} reduction returned a {type(result).__name__} for {name}. "
+            "Change gradients in place, return None."
         )

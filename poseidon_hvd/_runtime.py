@@ -8,13 +8,19 @@ import itertools
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
+
+import torch
+from horovod.torch.mpi_ops import ProcessSet
 
 from ._native import _C, horovod_torch
 from .config import stall_warning_seconds
 
+if TYPE_CHECKING:
+    from .optimizer import _DistributedOptimizer
+
 _engine: Optional["_C.Engine"] = None
-_optimizers: "weakref.WeakSet" = weakref.WeakSet()
+_optimizers: "weakref.WeakSet[_DistributedOptimizer]" = weakref.WeakSet()
 _created: Iterator[int] = itertools.count()
 _sessions: collections.defaultdict[int, Iterator[int]] = collections.defaultdict(itertools.count)
 
@@ -27,9 +33,10 @@ class World:
 
     def size(self) -> int:
         """Raises ValueError before ``init``."""
-        return horovod_torch.size()
+        size: int = horovod_torch.size()
+        return size
 
-    def process_set(self, given):
+    def process_set(self, given: ProcessSet) -> ProcessSet:
         """The process set that the user gave, as this world's."""
         return given
 
@@ -49,25 +56,31 @@ class World:
         """
         return str(next(_sessions[process_set]))
 
-    def watch(self, optimizer) -> None:
+    def watch(self, optimizer: "_DistributedOptimizer") -> None:
         """Closes the optimizer's session when Horovod shuts down and opens a new one after the next ``init``."""
         optimizer._creation = next(_created)
         _optimizers.add(optimizer)
 
-    def sparse_allreduce_async(self, tensor, *, name: str, op: int, process_set) -> Callable[[], "object"]:
-        return horovod_torch.sparse_allreduce_async(tensor, name=name, op=op, process_set=process_set)
+    def sparse_allreduce_async(
+        self, tensor: torch.Tensor, *, name: str, op: int, process_set: ProcessSet
+    ) -> Callable[[], Any]:
+        handle: Callable[[], Any] = horovod_torch.sparse_allreduce_async(
+            tensor, name=name, op=op, process_set=process_set
+        )
+        return handle
 
 
-_current: "contextvars.ContextVar[World]" = contextvars.ContextVar("poseidon_hvd_world", default=World())
+_processes = World()
+_current: "contextvars.ContextVar[Optional[World]]" = contextvars.ContextVar("poseidon_hvd_world", default=None)
 
 
 def current_world() -> World:
     """Of the calling thread."""
-    return _current.get()
+    return _current.get() or _processes
 
 
 @contextmanager
-def use_world(world: World):
+def use_world(world: World) -> Iterator[None]:
     """Optimizers that the calling thread makes inside belong to ``world``, for their whole life."""
     token = _current.set(world)
     try:
@@ -97,7 +110,7 @@ def _follow_horovod_restarts() -> None:
     for name, after in (("horovod_shutdown", _close_all), ("horovod_init", _reopen_all)):
         original = getattr(library, name)
 
-        def call(*args, _original=original, _after=after):
+        def call(*args: Any, _original: Any = original, _after: Callable[[], None] = after) -> Any:
             result = _original(*args)
             _after()
             return result
@@ -114,7 +127,7 @@ def _follow_joins() -> None:
     library = horovod_torch.mpi_ops.mpi_lib
     original = library.horovod_torch_join
 
-    def horovod_torch_join(*args):
+    def horovod_torch_join(*args: Any) -> Any:
         for optimizer in list(_optimizers):
             optimizer._note_join()
         return original(*args)
@@ -128,7 +141,7 @@ def _follow_waits() -> None:
     library = horovod_torch.mpi_ops.mpi_lib
     original = library.horovod_torch_wait_and_clear
 
-    def horovod_torch_wait_and_clear(*args):
+    def horovod_torch_wait_and_clear(*args: Any) -> Any:
         for optimizer in list(_optimizers):
             optimizer._note_wait()
         return original(*args)

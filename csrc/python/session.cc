@@ -3,9 +3,12 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <array>
+#include <iterator>
 #include <memory>
-#include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -23,14 +26,15 @@ namespace {
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
 // Python code, called from autograd's threads and destroyed by whichever thread drops the session.
-std::shared_ptr<py::object> Share(const py::object& function) {
-  return std::shared_ptr<py::object>(new py::object(function), [](py::object* object) {
-    py::gil_scoped_acquire gil;
-    delete object;
-  });
+std::shared_ptr<py::object> Share(py::handle function) {
+  return std::shared_ptr<py::object>(new py::object(py::reinterpret_borrow<py::object>(function)),
+                                     [](py::object* object) {
+                                       py::gil_scoped_acquire gil;
+                                       delete object;
+                                     });
 }
 
-std::function<at::Tensor(int, const at::Tensor&)> WrapCompressor(const py::object& compress) {
+std::function<at::Tensor(int, const at::Tensor&)> WrapCompressor(py::handle compress) {
   if (compress.is_none()) return nullptr;
   return [function = Share(compress)](int index, const at::Tensor& tensor) {
     py::gil_scoped_acquire gil;
@@ -38,7 +42,7 @@ std::function<at::Tensor(int, const at::Tensor&)> WrapCompressor(const py::objec
   };
 }
 
-std::function<void(int, const at::Tensor&)> WrapHook(const py::object& hook) {
+std::function<void(int, const at::Tensor&)> WrapHook(py::handle hook) {
   if (hook.is_none()) return nullptr;
   return [function = Share(hook)](int index, const at::Tensor& grad) {
     py::gil_scoped_acquire gil;
@@ -46,7 +50,7 @@ std::function<void(int, const at::Tensor&)> WrapHook(const py::object& hook) {
   };
 }
 
-std::function<void()> WrapReduce(const py::object& reduce) {
+std::function<void()> WrapReduce(py::handle reduce) {
   if (reduce.is_none()) return nullptr;
   return [function = Share(reduce)] {
     py::gil_scoped_acquire gil;
@@ -54,61 +58,138 @@ std::function<void()> WrapReduce(const py::object& reduce) {
   };
 }
 
-std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std::vector<std::string> names,
-                                     std::vector<at::Tensor> params, std::vector<std::vector<int>> groups, int op,
-                                     double prescale, double postscale, int passes_per_step,
-                                     const std::string& compression, const py::object& compress, bool sparse_as_dense,
-                                     int process_set, int rank, int size, std::string tag, const std::string& policy,
-                                     const std::vector<std::string>& overrides, std::string settings,
-                                     std::optional<int64_t> max_gathered_elements,
-                                     const std::optional<std::vector<double>>& network, double gather_memory_bytes,
-                                     bool uneven_steps, const py::object& before, std::vector<bool> hooked,
-                                     const std::string& dense, bool reduce_in_backward, const py::object& reduce) {
-  SessionOptions options;
-  options.names = std::move(names);
-  options.params = std::move(params);
-  options.groups = std::move(groups);
-  options.reduction = {static_cast<ReduceOp>(op), prescale, postscale};
-  options.passes_per_step = passes_per_step;
-  options.compression = compression == "none"   ? CompressionKind::kNone
-                        : compression == "fp16" ? CompressionKind::kFp16
-                                                : CompressionKind::kPython;
-  options.compress = WrapCompressor(compress);
-  options.sparse_as_dense = sparse_as_dense;
-  options.process_set = process_set;
-  options.rank = rank;
-  options.size = size;
-  options.tag = std::move(tag);
-  options.policy = Parse(ParsePolicy, policy);
-  for (const std::string& value : overrides) options.overrides.push_back(Parse(ParseSchemeOverride, value));
-  options.settings = std::move(settings);
-  if (max_gathered_elements) options.max_gathered_elements = *max_gathered_elements;
-  if (network) {
-    options.network.allreduce = {network->at(0), network->at(1)};
-    options.network.allgather = {network->at(2), network->at(3)};
+// An option's reader: Python's value -> its place in SessionOptions.
+using Reader = void (*)(py::handle value, SessionOptions* options);
+
+template <auto kMember>
+void Into(py::handle value, SessionOptions* options) {
+  auto& place = options->*kMember;
+  place = value.cast<std::decay_t<decltype(place)>>();
+}
+
+void ReadCompression(py::handle value, SessionOptions* options) {
+  const auto kind = value.cast<std::string>();
+  options->compression = kind == "none"   ? CompressionKind::kNone
+                         : kind == "fp16" ? CompressionKind::kFp16
+                                          : CompressionKind::kPython;
+}
+
+void ReadSchemes(py::handle value, SessionOptions* options) {
+  for (const auto& text : value.cast<std::vector<std::string>>()) {
+    options->overrides.push_back(Parse(ParseSchemeOverride, text));
   }
-  options.gather_memory_bytes = gather_memory_bytes;
-  options.uneven_steps = uneven_steps;
-  options.before = WrapHook(before);
-  options.hooked = std::move(hooked);
-  options.reduce_in_backward = reduce_in_backward;
-  options.reduce = WrapReduce(reduce);
-  ThrowIfError(ParseDense(dense, &options.dense));
-  return Session::Create(engine, std::move(options));
+}
+
+void ReadMaxGatheredElements(py::handle value, SessionOptions* options) {
+  if (!value.is_none()) options->max_gathered_elements = value.cast<int64_t>();
+}
+
+// Seconds and seconds per byte of allreduce, then of allgather; None: not known.
+void ReadNetwork(py::handle value, SessionOptions* options) {
+  if (value.is_none()) return;
+  const auto network = value.cast<std::array<double, 4>>();
+  options->network.allreduce = {network[0], network[1]};
+  options->network.allgather = {network[2], network[3]};
+}
+
+void ReadOp(py::handle value, SessionOptions* options) {
+  options->reduction.op = static_cast<ReduceOp>(value.cast<int>());
+}
+void ReadPrescale(py::handle value, SessionOptions* options) { options->reduction.prescale = value.cast<double>(); }
+void ReadPostscale(py::handle value, SessionOptions* options) { options->reduction.postscale = value.cast<double>(); }
+void ReadPolicy(py::handle value, SessionOptions* options) {
+  options->policy = Parse(ParsePolicy, value.cast<std::string>());
+}
+void ReadDense(py::handle value, SessionOptions* options) {
+  options->dense = Parse(ParseDense, value.cast<std::string>());
+}
+void ReadReduceIn(py::handle value, SessionOptions* options) {
+  options->reduce_in_backward = value.cast<std::string>() == "backward";
+}
+void ReadCompress(py::handle value, SessionOptions* options) { options->compress = WrapCompressor(value); }
+void ReadBefore(py::handle value, SessionOptions* options) { options->before = WrapHook(value); }
+void ReadReduce(py::handle value, SessionOptions* options) { options->reduce = WrapReduce(value); }
+
+struct Option {
+  const char* name;
+  Reader read;
+  bool required = false;
+};
+
+// An option that the configuration gives has its field's name there (poseidon_hvd/config.py).
+constexpr Option kOptions[] = {
+    {"names", Into<&SessionOptions::names>, true},
+    {"params", Into<&SessionOptions::params>, true},
+    {"groups", Into<&SessionOptions::groups>},
+    {"op", ReadOp, true},
+    {"prescale", ReadPrescale},
+    {"postscale", ReadPostscale},
+    {"passes_per_step", Into<&SessionOptions::passes_per_step>},
+    {"compression", ReadCompression},
+    {"compress", ReadCompress},
+    {"sparse_as_dense", Into<&SessionOptions::sparse_as_dense>},
+    {"process_set", Into<&SessionOptions::process_set>, true},
+    {"rank", Into<&SessionOptions::rank>, true},
+    {"size", Into<&SessionOptions::size>, true},
+    {"tag", Into<&SessionOptions::tag>, true},
+    {"settings", Into<&SessionOptions::settings>, true},
+    {"max_gathered_elements", ReadMaxGatheredElements},
+    {"before", ReadBefore},
+    {"hooked", Into<&SessionOptions::hooked>},
+    {"reduce", ReadReduce},
+    {"policy", ReadPolicy, true},
+    {"schemes", ReadSchemes, true},
+    {"network", ReadNetwork},
+    {"memory_limit", Into<&SessionOptions::gather_memory_bytes>},
+    {"uneven_steps", Into<&SessionOptions::uneven_steps>},
+    {"dense", ReadDense},
+    {"reduce_in", ReadReduceIn},
+};
+
+SessionOptions ReadOptions(const py::dict& given) {
+  SessionOptions options;
+  size_t known = 0;
+  for (const Option& option : kOptions) {
+    if (!given.contains(option.name)) {
+      if (option.required) throw py::type_error(std::string("Session: the option ") + option.name + " is missing.");
+      continue;
+    }
+    ++known;
+    const py::object value = given[option.name];
+    try {
+      option.read(value, &options);
+    } catch (const py::cast_error&) {
+      throw py::type_error(std::string("Session: the option ") + option.name + " cannot be made of a " +
+                           py::str(py::type::of(value).attr("__name__")).cast<std::string>() + ".");
+    }
+  }
+  if (known == given.size()) return options;
+  for (const auto& item : given) {
+    const auto name = item.first.cast<std::string>();
+    const auto same = [&name](const Option& option) { return name == option.name; };
+    if (std::none_of(std::begin(kOptions), std::end(kOptions), same)) {
+      throw py::type_error("Session: there is no option " + name + ".");
+    }
+  }
+  return options;
+}
+
+std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, const py::kwargs& options) {
+  return Session::Create(engine, ReadOptions(options));
+}
+
+std::vector<std::string> OptionNames() {
+  std::vector<std::string> names;
+  for (const Option& option : kOptions) names.emplace_back(option.name);
+  return names;
 }
 
 }  // namespace
 
 void BindSession(py::module_& m) {
   py::class_<Session, std::shared_ptr<Session>>(m, "Session")
-      .def(py::init(&MakeSession), py::kw_only(), py::arg("engine"), py::arg("names"), py::arg("params"),
-           py::arg("groups"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("passes_per_step"),
-           py::arg("compression"), py::arg("compress"), py::arg("sparse_as_dense"), py::arg("process_set"),
-           py::arg("rank"), py::arg("size"), py::arg("tag"), py::arg("policy"), py::arg("overrides"),
-           py::arg("settings"), py::arg("max_gathered_elements") = std::nullopt, py::arg("network") = std::nullopt,
-           py::arg("gather_memory_bytes") = 2e9, py::arg("uneven_steps") = false, py::arg("before") = py::none(),
-           py::arg("hooked") = std::vector<bool>{}, py::arg("dense") = "auto", py::arg("reduce_in_backward") = true,
-           py::arg("reduce") = py::none())
+      .def(py::init(&MakeSession), py::arg("engine"))
+      .def_static("option_names", &OptionNames)
       .def("begin_reduce", &Session::BeginReduce, ReleaseGil())
       .def("collect", &Session::Collect, ReleaseGil())
       .def("discard", &Session::Discard, ReleaseGil())
