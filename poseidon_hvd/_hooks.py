@@ -1,4 +1,4 @@
-"""Hooks of the user's own that see gradients before and after they are reduced."""
+"""The user's own hooks, which see gradients before and after they are reduced."""
 
 import dataclasses
 import fnmatch
@@ -30,17 +30,17 @@ class Hook:
 
 
 class HookHandle:
-    """What ``register_reduction_hook()`` returns."""
+    """The value of ``register_reduction_hook()``."""
 
     def __init__(self, optimizer: "_DistributedOptimizer", hook: Hook) -> None:
         self._optimizer = weakref.ref(optimizer)
         self._hook = hook
 
     def remove(self) -> None:
-        """Takes the hook out of service, on all ranks alike. A second call does nothing.
+        """Removes the hook. All ranks do so alike. A second call does nothing.
 
         Raises:
-            RuntimeError: the hook looks before reduction, and gradients are being reduced.
+            RuntimeError: it is a hook before reduction, and gradients are being reduced.
         """
         optimizer = self._optimizer()
         if optimizer is not None:
@@ -48,14 +48,14 @@ class HookHandle:
 
 
 class Hooks:
-    """Those of one optimizer, and the parameters that they match."""
+    """The hooks of one optimizer, and the parameters that they match."""
 
     def __init__(self) -> None:
         self._registered: list[Hook] = []
         self.resolve([])
 
     def resolve(self, names: Sequence[str]) -> None:
-        """``names`` of the parameters, in the order in which they are called."""
+        """Finds the hooks of each parameter. Hooks are called in the order of ``names``."""
         self._names = list(names)
         self._before: dict[int, list[Function]] = {}
         self._after: dict[int, list[Function]] = {}
@@ -85,7 +85,7 @@ class Hooks:
 
     @property
     def hooked(self) -> list[bool]:
-        """By parameter; empty where no hook looks before reduction."""
+        """By parameter: a hook looks before reduction. Empty where no hook does."""
         return [index in self._before for index in range(len(self._names))] if self._before else []
 
     @property
@@ -93,7 +93,7 @@ class Hooks:
         return bool(self._after)
 
     def caller(self) -> Optional[Callable[[int, torch.Tensor], None]]:
-        """For the session, which must not keep the optimizer alive, as a hook may."""
+        """For the session. It must not keep the optimizer alive, and a hook may do so."""
         if not self._before:
             return None
         reference = weakref.ref(self)
@@ -110,14 +110,14 @@ class Hooks:
             _call(function, "before", self._names[index], grad)
 
     def before_all(self, params: Sequence[torch.Tensor]) -> None:
-        """With one rank, where nothing is sent."""
+        """For one rank, where nothing is sent."""
         for index in self._before:
             grad = params[index].grad
             if grad is not None:
                 self.before(index, grad)
 
     def after_all(self, params: Sequence[torch.Tensor], without: AbstractSet[int]) -> None:
-        """``without``: parameters that have had their turn, or will have it."""
+        """Calls the hooks after reduction, except those of the parameters in ``without``."""
         for index, functions in list(self._after.items()):
             grad = params[index].grad
             if grad is None or index in without:
@@ -132,31 +132,29 @@ def register_reduction_hook(
     after: Optional[Callable[[str, torch.Tensor], None]] = None,
     parameters: Union[str, Sequence[str]] = "*",
 ) -> HookHandle:
-    """Functions that see gradients around their reduction and may change them in place.
+    """Registers functions that see gradients around their reduction and may change them in place.
 
-    A parameter with a hook ``before`` is sent whole, never as factors or rows: the local gradient of a factored
-    layer is not computed. So registering or removing one makes the next step observe again and make a new plan.
-    Without a hook nothing changes.
+    A parameter with a hook ``before`` is sent whole, never as factors or rows, because the local gradient of a factored
+    layer is not computed. The next step after registering or removing such a hook observes again, and a new plan is
+    made. Both functions run without gradient recording and return None. Several hooks run in the order in which they
+    were registered. All ranks register the same ``before``, before the first step or between the same two steps. With
+    one rank hooks run too.
 
     Args:
-        before: called as ``before(name, grad)`` with this rank's local gradient, of all passes of the step, just
-            before it is sent: on autograd's threads, in ``synchronize()`` after fewer passes. Not called where
-            there is no gradient. A sparse gradient is sparse.
-        after: called as ``after(name, grad)`` with the reduced gradient, where it is reduced: at the end of
-            ``backward()`` or in ``synchronize()``; in the order of names.
-        parameters: pattern of names (``fnmatch``), or several; also of parameters that are added later.
-
-    Both run without gradient recording and return None; several run in the order in which they were registered. All
-    ranks register the same ``before``, before the first step or between the same two steps; with one rank they run
-    too.
+        before: called as ``before(name, grad)`` with this rank's local gradient, of all passes of the step, just before
+            it is sent: on autograd's threads, or in ``synchronize()`` after fewer passes. It is not called where there
+            is no gradient. A sparse gradient is sparse.
+        after: called as ``after(name, grad)`` with the reduced gradient, at the end of ``backward()`` or in
+            ``synchronize()``, where it is reduced, in the order of names.
+        parameters: a pattern of names (``fnmatch``), or several; it covers parameters that are added later.
 
     Returns:
-        A handle whose ``remove()`` takes the hook out of service.
+        A handle. Its ``remove()`` removes the hook.
 
     Raises:
-        ValueError: no function, or a pattern that matches no parameter.
-        RuntimeError: ``before`` is registered while gradients are being reduced. An exception in a hook is raised
-            as one too, by ``backward()`` or ``synchronize()``, and names the parameter.
+        ValueError: no function is given, or a pattern matches no parameter.
+        RuntimeError: ``before`` is registered while gradients are being reduced. An exception in a hook becomes a
+            RuntimeError of ``backward()`` or ``synchronize()`` that names the parameter.
     """
     if before is None and after is None:
         raise ValueError("register_reduction_hook() needs a function: before, after or both.")

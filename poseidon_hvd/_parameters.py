@@ -1,6 +1,6 @@
-"""Which parameters an optimizer has and what they are called.
+"""The parameters of an optimizer and their names.
 
-The rules are Horovod's, and so are the words where scripts match on them.
+The rules are Horovod's. So are the words of messages on which scripts match.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ __all__ = ["all_parameters", "check_groups", "name_parameters"]
 
 
 def all_parameters(optimizer: Any) -> list[torch.Tensor]:
-    """In the order of the groups."""
+    """All parameters, in the order of the groups."""
     _check_initialized(optimizer.param_groups, optimizer._parameter_names)
     return [p for group in optimizer.param_groups for p in group["params"]]
 
@@ -20,7 +20,7 @@ def all_parameters(optimizer: Any) -> list[torch.Tensor]:
 def name_parameters(
     param_groups: Sequence[dict[str, Any]], named_parameters: Optional[Iterable[tuple[str, torch.Tensor]]]
 ) -> dict[torch.Tensor, str]:
-    """Parameter -> name, under Horovod's rules."""
+    """Maps each parameter to its name, under Horovod's rules."""
     if named_parameters is not None:
         named_parameters = list(named_parameters)
     else:
@@ -55,7 +55,7 @@ def name_parameters(
 
 
 def _check_initialized(param_groups: Sequence[dict[str, Any]], names: dict[torch.Tensor, str]) -> None:
-    """Of a layer such as ``torch.nn.LazyLinear`` neither shape nor identity is known before its first forward."""
+    """Refuses parameters of lazy layers: before the first forward they have neither shape nor identity."""
     for i, group in enumerate(param_groups):
         for j, p in enumerate(group["params"]):
             if torch.nn.parameter.is_lazy(p):
@@ -67,7 +67,7 @@ def _check_initialized(param_groups: Sequence[dict[str, Any]], names: dict[torch
 
 
 def check_groups(groups: Any) -> Union[None, int, list[list[torch.Tensor]]]:
-    """The argument as it is, or ValueError."""
+    """Returns the argument as it is, or raises ValueError."""
     if groups is None:
         return None
     if isinstance(groups, bool) or not isinstance(groups, (int, list)) or (isinstance(groups, int) and groups <= 0):

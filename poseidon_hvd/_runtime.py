@@ -32,16 +32,19 @@ class World:
     """
 
     def size(self) -> int:
-        """Raises ValueError before ``init``."""
+        """The number of ranks. Raises ValueError before ``init``."""
         size: int = horovod_torch.size()
         return size
 
     def process_set(self, given: ProcessSet) -> ProcessSet:
-        """The process set that the user gave, as this world's."""
+        """Maps the process set that the user gave to this world's."""
         return given
 
     def engine(self) -> "_C.Engine":
-        """Started at the first distributed optimizer, so that its exit handler runs before that of ``hvd.init``."""
+        """The engine of this process.
+
+        It starts at the first distributed optimizer, so its exit handler runs before that of ``hvd.init``.
+        """
         global _engine
         if _engine is None:
             _engine = _C.Engine(stall_warning_seconds=stall_warning_seconds(), rank=horovod_torch.rank())
@@ -51,8 +54,8 @@ class World:
     def session_tag(self, process_set: int) -> str:
         """The part of wire names that tells sessions apart: their number within the process set since ``init``.
 
-        It does not depend on the model: ranks whose models differ must still meet, or they could not find that out. So
-        ranks must wrap optimizers in the same order.
+        It does not depend on the model, because ranks whose models differ must meet to find that out. So ranks must
+        wrap optimizers in the same order.
         """
         return str(next(_sessions[process_set]))
 
@@ -75,13 +78,13 @@ _current: "contextvars.ContextVar[Optional[World]]" = contextvars.ContextVar("po
 
 
 def current_world() -> World:
-    """Of the calling thread."""
+    """The world of the calling thread."""
     return _current.get() or _processes
 
 
 @contextmanager
 def use_world(world: World) -> Iterator[None]:
-    """Optimizers that the calling thread makes inside belong to ``world``, for their whole life."""
+    """Optimizers that the calling thread makes inside belong to ``world`` for their whole life."""
     token = _current.set(world)
     try:
         yield

@@ -1,4 +1,7 @@
-"""What an optimizer tells of itself, and the weight of a batch. ``_DistributedOptimizer`` has these as methods."""
+"""What an optimizer reports about itself, and the weighting of a batch.
+
+``_DistributedOptimizer`` has these functions as methods.
+"""
 
 import math
 import sys
@@ -16,22 +19,22 @@ __all__ = ["log_new_plan", "plan", "scheme_report", "stats", "weigh"]
 
 
 def weigh(optimizer: "_DistributedOptimizer", loss: torch.Tensor, samples: Union[int, float]) -> torch.Tensor:
-    """The loss of a batch, scaled so that the averaged gradient is the mean over all samples of all ranks.
+    """Scales the loss of a batch, so that the averaged gradient is the mean over all samples of all ranks.
 
-    Horovod's average counts ranks alike, whatever number of samples each had. Call it between forward and backward,
-    on all ranks, once for each backward pass; a rank in ``hvd.join()`` counts no samples. Costs an allreduce of one
-    number, for which it waits::
+    Horovod's average counts every rank alike, whatever number of samples it had. All ranks call this function between
+    forward and backward, once for each backward pass; a rank in ``hvd.join()`` counts no samples. The function waits
+    for an allreduce of one number::
 
         loss = optimizer.weigh(F.cross_entropy(model(x), y), len(x))
         loss.backward()
 
     Args:
         loss: the mean over this rank's samples, of any shape.
-        samples: how many there were, 0 or more; or the sum of their weights.
+        samples: the number of samples, 0 or more; or the sum of their weights.
 
     Returns:
-        ``loss * samples * size / total``, with ``size`` ranks and ``total`` samples of all of them. To log, use
-        ``loss`` itoptimizer.
+        ``loss * samples * size / total``, with ``size`` ranks and ``total`` samples of all of them. To log the loss,
+        use ``loss`` itself.
 
     Raises:
         ValueError: ``op`` is not ``Average``; ``samples`` is negative or no number; or it is 0 and the loss is not
@@ -59,9 +62,7 @@ def weigh(optimizer: "_DistributedOptimizer", loss: torch.Tensor, samples: Union
 
 
 def scheme_report(optimizer: "_DistributedOptimizer") -> str:
-    """A table of every tensor's scheme, what each scheme would send and take, and why this one; text for a
-    terminal.
-    """
+    """A table for a terminal: the scheme of every tensor, the reason, and what each scheme would send and take."""
     size = optimizer.process_set.size() if optimizer.process_set.included() else 0
     return plan_table(optimizer.plan(), policy=optimizer._config.policy, size=size)
 
@@ -70,34 +71,42 @@ def plan(optimizer: "_DistributedOptimizer") -> Optional[dict[str, Any]]:
     """The plan in force as plain data, for programs and ``json.dump``; None until the first step is over.
 
     Returns:
-        ``policy``; ``size``, the ranks; ``made_at_step``; ``tensors``, in the order of names, each with ``name``,
-        ``shape``, ``rows`` (of all ranks together in that step), ``scheme``, ``reason`` and ``costs``: scheme ->
-        ``bytes`` that each rank sends in a step, mean over ranks, and ``seconds``: transfer and the tensor's own
-        work alone, nothing hidden; both None where the scheme cannot be used or they are not known. With policy
-        ``"time"`` also ``network`` (``alpha_seconds`` and ``beta_seconds_per_byte`` of ``allreduce``, per byte of
-        tensor, and of ``allgather``, per byte gathered from all ranks; ``skew_seconds``, by which the first rank
-        waited for the last), ``network_load`` (``allreduce``, ``allgather``: how many times slower than when it was
-        measured idle the network was in the steps observed), ``predicted_step_seconds``, ``exposed_seconds`` (of
-        it, communication that backward does not hide) and ``predicted_dense_step_seconds``, with everything
-        allreduced; otherwise None. ``dense``: the ``method`` that puts allreduced gradients together and its
-        ``slices``, lists of the names that travel in one message, in the order of sending; a name that is in
-        several of them travels in parts, one in none by itoptimizer.
+        A dict with these keys:
+
+        - ``policy``, ``size`` (the number of ranks), ``made_at_step``.
+        - ``tensors``: one dict per tensor, in the order of names, with ``name``, ``shape``, ``rows`` (of all ranks
+          together in that step), ``scheme``, ``reason`` and ``costs``. ``costs`` maps a scheme to ``bytes``, which each
+          rank sends in a step (mean over ranks), and ``seconds``, which transfer and the tensor's own work take while
+          nothing is hidden. Both are None where the scheme cannot be used or they are not known.
+        - ``dense``: the ``method`` that puts allreduced gradients together, and its ``slices``: lists of the names that
+          travel in one message, in the order of sending. A name in several lists travels in parts, a name in no list
+          travels by itself.
+
+        The following are None unless the policy is ``"time"``:
+
+        - ``network``: for ``allreduce`` (per byte of tensor) and ``allgather`` (per byte gathered from all ranks) a
+          dict with ``alpha_seconds`` and ``beta_seconds_per_byte``; ``skew_seconds``, the time that the first rank
+          waited for the last one.
+        - ``network_load``: how many times slower the network was in the observed steps than when it was measured idle,
+          for ``allreduce`` and ``allgather``.
+        - ``predicted_step_seconds``; ``exposed_seconds``, the part of it in which communication is not hidden by
+          backward; ``predicted_dense_step_seconds``, the prediction with everything allreduced.
     """
-    plan = optimizer._session.plan() if optimizer._session is not None else None
-    if plan is None:
+    found = optimizer._session.plan() if optimizer._session is not None else None
+    if found is None:
         return None
     shapes = {optimizer._parameter_names[p]: list(p.shape) for p in optimizer._params}
-    chosen, dense = plan["predicted"] or {}, plan["predicted_dense"] or {}
+    chosen, dense = found["predicted"] or {}, found["predicted_dense"] or {}
     return {
         "policy": optimizer._config.policy,
-        "size": plan["size"],
-        "made_at_step": plan["made_at_step"],
-        "network": plan["network"],
-        "network_load": plan["network_load"] if plan["network"] else None,
+        "size": found["size"],
+        "made_at_step": found["made_at_step"],
+        "network": found["network"],
+        "network_load": found["network_load"] if found["network"] else None,
         "predicted_step_seconds": chosen.get("step_seconds"),
         "exposed_seconds": chosen.get("exposed_seconds"),
         "predicted_dense_step_seconds": dense.get("step_seconds"),
-        "dense": plan["dense"],
+        "dense": found["dense"],
         "tensors": [
             {
                 "name": d["name"],
@@ -111,7 +120,7 @@ def plan(optimizer: "_DistributedOptimizer") -> Optional[dict[str, Any]]:
                     "row-sparse": _cost(d["row_sparse_bytes"], d["gather_seconds"]),
                 },
             }
-            for d in plan["tensors"]
+            for d in found["tensors"]
         ],
     }
 
@@ -120,15 +129,19 @@ def stats(optimizer: "_DistributedOptimizer") -> dict[str, Any]:
     """Counters since the start.
 
     Returns:
-        ``steps``; ``synchronize_seconds``, the time that ``backward()`` and ``synchronize()`` blocked;
-        ``early_messages``, how many messages of factors or rows left from their layer's own backward node, before
-        its input-gradient GEMM; and ``schemes``: for ``"allreduce"``, ``"sfb"`` and ``"row-sparse"`` a dict with
-        ``tensors`` (gradients exchanged), ``collectives``, ``wire_bytes`` (payload that this rank sent, mean over
-        ranks), ``horovod_wire_bytes`` (what an allreduce of the same gradients would have sent),
-        ``waited_seconds``, and the stages ``pack_seconds``, ``queue_seconds``, ``wire_seconds``,
-        ``handoff_seconds``, ``rebuild_seconds``, summed over exchanges, which overlap. ``dense``: of gradients in
-        the plan's ``slices``, the allreduces (``slices``), the bytes reduced where they lay (``in_place_bytes``)
-        and those copied into a message (``copied_bytes``).
+        A dict with these keys:
+
+        - ``steps``.
+        - ``synchronize_seconds``: how long ``backward()`` and ``synchronize()`` blocked.
+        - ``early_messages``: how many messages of factors or rows left from their layer's own backward node, before its
+          input-gradient GEMM.
+        - ``schemes``: a dict for each of ``"allreduce"``, ``"sfb"`` and ``"row-sparse"``, with ``tensors`` (gradients
+          exchanged), ``collectives``, ``wire_bytes`` (payload that this rank sent, mean over ranks),
+          ``horovod_wire_bytes`` (what an allreduce of the same gradients would have sent), ``waited_seconds``, and the
+          stages ``pack_seconds``, ``queue_seconds``, ``wire_seconds``, ``handoff_seconds`` and ``rebuild_seconds``.
+          Stages are summed over exchanges, which overlap.
+        - ``dense``: for gradients in the plan's ``slices`` the number of allreduces (``slices``), the bytes that were
+          reduced where they lay (``in_place_bytes``) and the bytes that were copied into a message (``copied_bytes``).
     """
     if optimizer._session is not None:
         return optimizer._session.stats()

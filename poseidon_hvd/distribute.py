@@ -1,4 +1,4 @@
-"""The factory: checks what it is given, and makes a distributed optimizer of the user's."""
+"""The factory ``DistributedOptimizer``: it checks its arguments and makes the distributed optimizer."""
 
 import collections
 import warnings
@@ -38,54 +38,54 @@ def DistributedOptimizer(
     dense: Optional[str] = None,
     reduce_in: Optional[str] = None,
 ) -> torch.optim.Optimizer:
-    """An optimizer that reduces gradients over all ranks before each step, the cheaper way for each tensor.
+    """Makes an optimizer that reduces gradients over all ranks before each step, the cheaper way for each tensor.
 
-    A drop-in for ``horovod.torch.DistributedOptimizer``: same arguments, defaults and behaviour. In addition the
-    gradient of a fully connected layer may travel as its sufficient factors, the rows of its input x (K x N) and of its
-    output's gradient d (K x M), from which every rank rebuilds ``d^T x`` (Poseidon, arXiv 1706.03292, section 3.2), and
-    that of an embedding table as the rows that were touched, equal ids merged. The first step runs dense and is
-    observed; then rank 0 chooses a scheme per tensor and all ranks follow. See ``scheme_report()`` and ``stats()`` of
-    the result.
+    It replaces ``horovod.torch.DistributedOptimizer``, with the same arguments, defaults and behaviour. In addition the
+    gradient of a fully connected layer may travel as its sufficient factors: the rows of the layer's input x (K x N)
+    and of its output's gradient d (K x M), from which every rank rebuilds ``d^T x`` (Poseidon, arXiv 1706.03292,
+    section 3.2). The gradient of an embedding table may travel as the rows that were touched, with equal ids merged.
+    The first step runs dense and is observed. Then rank 0 chooses a scheme per tensor and all ranks follow. See
+    ``scheme_report()`` and ``stats()`` of the result.
 
     Args:
-        optimizer: the optimizer to wrap. Its hyperparameters and attributes are kept; its state is not, as in Horovod:
+        optimizer: the optimizer to wrap. Its hyperparameters and attributes are kept. Its state is not, as in Horovod:
             load it after wrapping.
         named_parameters: names of the parameters, usually ``model.named_parameters()``; the same on every rank.
         compression: ``Compression.none``, ``Compression.fp16`` (gradients and factors travel in float16) or a
             compressor class (its gradients are always allreduced).
-        backward_passes_per_step: backward passes to accumulate locally before a step; their gradients are summed.
+        backward_passes_per_step: the number of backward passes whose gradients are summed locally before a step.
         op: ``Average``, ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum`` (Horovod's own implementation). SFB is for
             averages and sums.
-        gradient_predivide_factor: for ``Average``: divide by it before the sum and multiply after.
+        gradient_predivide_factor: for ``Average``: gradients are divided by it before the sum and multiplied after.
         num_groups: deprecated, use ``groups``.
-        groups: number of groups, or lists of parameters, whose gradients are reduced together; these are always
+        groups: the number of groups, or lists of parameters, whose gradients are reduced together. These are always
             allreduced.
         sparse_as_dense: reduce sparse gradients as dense ones.
         process_set: the ranks that take part.
-        policy: ``"time"`` (default: what makes the predicted step shortest, from a second of measurements in the first
-            step), ``"bytes"`` (what sends fewer bytes), ``"allreduce"`` or ``"sfb"`` (wherever it is possible, and
-            row-sparse for embeddings); default from ``POSEIDON_POLICY``.
-        schemes: pattern of parameter names -> ``"auto"``, ``"allreduce"``, ``"sfb"`` or, for embedding tables,
-            ``"row-sparse"``; default from ``POSEIDON_SCHEMES`` (``"fc*.weight=sfb,head.weight=allreduce"``). A layer is
-            named by its weight; its bias goes with it.
-        network: policy ``"time"`` takes these instead of measuring: what ``plan()["network"]`` was, or a JSON file with
-            it; default from ``POSEIDON_ALPHA_ALLREDUCE`` (s), ``POSEIDON_BETA_ALLREDUCE`` (s/byte), ``.._ALLGATHER``,
-            or the file ``POSEIDON_PROFILE``.
-        memory_limit: bytes that gathered rows may take on each rank under policy ``"time"``; default from
-            ``POSEIDON_MEMORY_LIMIT_MB``, else 2 GB.
-        uneven_steps: ranks may call ``hvd.join()`` while others still train, as with plain Horovod. Costs an allreduce
-            of one number per step, and in steps in which a rank is missing everything is allreduced; default from
-            ``POSEIDON_UNEVEN_STEPS`` (0 or 1), else False.
-        dense: how gradients that are allreduced are put together. ``"auto"`` (default): as makes the predicted step
-            shortest, from the same measurements. ``"lazy"`` or ``"lazy:BYTES"``: a message for every so many bytes (4
-            MiB), in the order of backward (GradientFlow, arXiv 1902.06855, section 3.1), the same in every run.
-            ``"merged"``: MG-WFBP (arXiv 1811.11141). ``"wfbp"``: one message each. ``"bsp"``: one after backward.
-            ``"priority"``: parts of so many bytes, front layers first (ByteScheduler). ``"horovod"``: left to Horovod's
-            fusion. Default from ``POSEIDON_DENSE``.
-        reduce_in: ``"backward"`` (default): gradients are reduced, in place and visible, when ``backward()`` returns,
-            so what a script then does to ``.grad`` acts as in one process. ``"step"``: in ``synchronize()`` or
-            ``step()``, as in Horovod, so that work between ``backward()`` and ``step()`` overlaps with communication.
-            Default from ``POSEIDON_REDUCE_IN``.
+        policy: ``"time"`` makes the predicted step shortest, from a second of measurements in the first step.
+            ``"bytes"`` sends fewer bytes. ``"sfb"`` uses factors wherever it is possible, and rows for embeddings.
+            ``"allreduce"`` uses neither. The default comes from ``POSEIDON_POLICY``, else it is ``"time"``.
+        schemes: a mapping from patterns of parameter names to ``"auto"``, ``"allreduce"``, ``"sfb"`` or, for embedding
+            tables, ``"row-sparse"``. A layer is named by its weight, and its bias goes along. The default comes from
+            ``POSEIDON_SCHEMES`` (``"fc*.weight=sfb,head.weight=allreduce"``).
+        network: policy ``"time"`` uses this network and does not measure: what ``plan()["network"]`` was, or a JSON
+            file with it. The default comes from ``POSEIDON_ALPHA_ALLREDUCE`` (s), ``POSEIDON_BETA_ALLREDUCE`` (s/byte),
+            ``.._ALLGATHER``, or the file ``POSEIDON_PROFILE``.
+        memory_limit: the bytes that gathered rows may take on each rank under policy ``"time"``. The default comes from
+            ``POSEIDON_MEMORY_LIMIT_MB``, else it is 2 GB.
+        uneven_steps: ranks may call ``hvd.join()`` while others still train, as with plain Horovod. It costs an
+            allreduce of one number per step, and everything is allreduced in steps in which a rank is missing. The
+            default comes from ``POSEIDON_UNEVEN_STEPS`` (0 or 1), else it is False.
+        dense: how gradients that are allreduced are put together. ``"auto"`` makes the predicted step shortest, from
+            the same measurements. ``"lazy"`` or ``"lazy:BYTES"`` sends a message for every so many bytes (4 MiB), in
+            the order of backward, the same in every run (GradientFlow, arXiv 1902.06855, section 3.1). ``"merged"`` is
+            MG-WFBP (arXiv 1811.11141). ``"wfbp"`` sends one message for each gradient, ``"bsp"`` one after backward.
+            ``"priority"`` or ``"priority:BYTES"`` sends parts, front layers first (ByteScheduler). ``"horovod"`` leaves
+            it to Horovod's fusion. The default comes from ``POSEIDON_DENSE``, else it is ``"auto"``.
+        reduce_in: ``"backward"``: gradients are reduced in place when ``backward()`` returns, so what a script then
+            does to ``.grad`` acts as in one process. ``"step"``: they are reduced in ``synchronize()`` or ``step()``,
+            as in Horovod, so work between ``backward()`` and ``step()`` overlaps with communication. The default comes
+            from ``POSEIDON_REDUCE_IN``, else it is ``"backward"``.
 
     Returns:
         An instance of a subclass of the optimizer's class, with Horovod's ``synchronize()`` and ``skip_synchronize()``.
@@ -151,7 +151,7 @@ def DistributedOptimizer(
 def _check(
     optimizer: torch.optim.Optimizer, backward_passes_per_step: int, op: int, gradient_predivide_factor: float
 ) -> None:
-    """What can be told without Horovod running, in Horovod's words where it has some."""
+    """Checks what does not need Horovod to run. Messages are Horovod's where it has some."""
     if gradient_predivide_factor != 1.0:
         if rocm_built():
             raise ValueError("gradient_predivide_factor not supported yet with ROCm")
@@ -180,7 +180,7 @@ def _is_wrapped(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _wrap(optimizer: torch.optim.Optimizer) -> Any:
-    """An object of a new class between the user's class and ``_DistributedOptimizer``'s methods."""
+    """Makes an object of a new class that lies between the user's class and the methods of ours."""
     base: Any = type(optimizer)
     if _is_wrapped(optimizer):  # start from the user's class
         old: Any = optimizer
@@ -201,7 +201,10 @@ def _wrap(optimizer: torch.optim.Optimizer) -> Any:
 
 
 def _drop_state(optimizer: torch.optim.Optimizer) -> None:
-    """As Horovod does. Its examples broadcast the state before wrapping, which leaves that of a step that never was."""
+    """Drops the state, as Horovod does.
+
+    Horovod's examples broadcast the state before wrapping, which leaves the state of a step that never was.
+    """
     steps = [state["step"] for state in optimizer.state.values() if "step" in state]
     if any(step > 1 for step in steps):
         warnings.warn(

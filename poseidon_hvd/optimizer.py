@@ -106,9 +106,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def synchronize(self) -> None:
         """Waits until every gradient has been reduced.
 
-        Sends what has not been sent: zeros for parameters that got no gradient. Afterwards ``p.grad`` holds the reduced
-        gradient on every rank. With ``reduce_in="backward"`` those that all ranks complete are reduced already, are
-        left as the user has made them since, and are not waited for.
+        It sends what has not been sent, zeros for parameters that got no gradient. Afterwards ``p.grad`` holds the
+        reduced gradient on every rank. With ``reduce_in="backward"`` the gradients that all ranks complete are reduced
+        already. ``synchronize()`` leaves them as the user has made them since and does not wait for them.
 
         Raises:
             HorovodInternalError: Horovod failed, for example because another rank has died.
@@ -132,7 +132,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._hooked_in_backward = frozenset()
 
     def _reduce_in_backward(self) -> None:
-        """At the end of a backward that may have completed the step, where reducing needs Python."""
+        """Called at the end of a backward that may have completed the step, where reducing needs Python."""
         session = self._session
         if session is None:
             return
@@ -144,7 +144,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._hooked_in_backward = reduced
 
     def _reduce(self, sparse: Sequence[int], collect: Callable[[], list[tuple[int, torch.Tensor]]]) -> None:
-        """Sends sparse gradients and decompresses what the user's own compressor made: both are Python's part.
+        """Exchanges sparse gradients, and decompresses what the user's own compressor made.
 
         ``collect`` waits for everything else.
         """
@@ -180,9 +180,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._should_synchronize = True
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
-        """Synchronizes, then does the wrapped optimizer's step.
+        """Synchronizes, then runs the wrapped optimizer's step.
 
-        With a closure the gradients that it computes are synchronized, every time it is called.
+        With a closure it synchronizes the gradients that the closure computes, every time the closure is called.
         """
         if self._should_synchronize and closure is not None:
             if self._handles:
@@ -213,14 +213,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return result
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> Any:
-        """As the wrapped optimizer's, ``set_to_none`` included.
+        """Zeros gradients as the wrapped optimizer does, ``set_to_none`` included.
 
-        Gradients that ``backward()`` has reduced may be cleared: the step is discarded, and the next ``backward()``
+        Gradients that ``backward()`` has reduced may be cleared. The step is discarded, and the next ``backward()``
         begins another.
 
         Raises:
-            AssertionError: gradients are still being reduced: always with ``reduce_in="step"``, else where some rank
-                did not complete them in ``backward()``, or between passes.
+            AssertionError: gradients are still being reduced. This is always so with ``reduce_in="step"``, else where
+                some rank did not complete them in ``backward()``, or between passes.
         """
         session = self._session
         if session is not None and not session.discard():
@@ -235,8 +235,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return result
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Parameters may be added between steps, on all ranks alike; the next step observes again and makes a new
-        plan.
+        """Adds parameters. All ranks do so alike, between steps.
+
+        The next step observes again, and a new plan is made.
         """
         if self._handles:
             raise RuntimeError("add_param_group() was called while gradients are being reduced. Call it after step().")
@@ -254,7 +255,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return super(self._distributed_class, self).load_state_dict(*args, **kwargs)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """The number of backward passes to accumulate before a step, from now on."""
+        """Sets the number of backward passes to accumulate before a step, from now on."""
         if passes <= 0:
             raise ValueError("backward_passes_per_step must be > 0")
         self.backward_passes_per_step = passes
@@ -294,7 +295,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return []  # the session holds the gradient accumulators
 
     def _register_hooks(self) -> None:
-        """Hooks are the session's."""
+        """Opens the session, which registers the hooks."""
         self._current_session()
 
     @property

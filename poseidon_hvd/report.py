@@ -1,4 +1,4 @@
-"""Text for people: the table of schemes."""
+"""The table of schemes, as text for people."""
 
 import collections
 from collections.abc import Sequence
