@@ -60,6 +60,17 @@ test-fuzz: build ## mutated inputs for everything that is decoded, SECONDS (120)
 	cd build/fuzz && ./core_fuzz all --seconds $$(($(SECONDS) * 7 / 8)) --seed $(FUZZ_SEED) --corpus ../../csrc/tests/fuzz/corpus
 	POSEIDON_FUZZ_SECONDS=$$(($(SECONDS) / 8)) $(BIN)/python -m pytest tests/test_config.py -k fuzzed -q
 
+.PHONY: lint format
+lint: $(STAMPS)/lint ## layout, lint rules and types: clang-format, ruff, mypy
+	$(BIN)/clang-format --dry-run -Werror $(filter %.cc %.h,$(SOURCES))
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMPS)/lint ## lays out all sources
+	$(BIN)/clang-format -i $(filter %.cc %.h,$(SOURCES))
+	$(BIN)/ruff format .
+
 clean: ## removes what was built here; keeps .venv and the Horovod wheel in .cache
 	rm -rf build dist *.egg-info poseidon_hvd/_C*.so $(STAMPS)/package
 
@@ -78,6 +89,10 @@ $(STAMPS)/requirements: requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -r requirements.txt
 	mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/lint: $(STAMPS)/requirements requirements-lint.txt
+	$(BIN)/python -m pip install --quiet -r requirements-lint.txt
+	touch $@
 
 $(STAMPS)/horovod: $(STAMPS)/requirements $(TOOLS)
 	$(BIN)/python tools/build_horovod.py --jobs $(JOBS)

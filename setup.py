@@ -1,4 +1,7 @@
-"""Builds poseidon_hvd._C by handing what is installed here (tools/build_facts.py) to CMake. Metadata: pyproject.toml."""
+"""Builds poseidon_hvd._C by handing what is installed here (tools/build_facts.py) to CMake.
+
+Metadata: pyproject.toml.
+"""
 
 import os
 import pathlib

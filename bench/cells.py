@@ -1,4 +1,6 @@
-"""The grid of ``bench.selector``: single layers, batches, numbers of ranks and links; what of it a machine can do, and a sample of that."""
+"""The grid of ``bench.selector``: single layers, batches, numbers of ranks and links; what of it a machine can do,
+and a sample of that.
+"""
 
 import collections
 import dataclasses
@@ -35,7 +37,8 @@ MOST_ROUNDS = 60
 RATES = ("50mbit", "200mbit", "1000mbit", "unshaped")
 
 _ELEMENT = 4  # bytes of a float32
-# Rough, for limits and the expected duration only: one core on 4096 x 4096 products of 32 rows (bench/results/sfb_layer.json, "none").
+# Rough, for limits and the expected duration only: one core on 4096 x 4096 products of 32 rows
+# (bench/results/sfb_layer.json, "none").
 _FLOPS_PER_CORE = 40e9
 _UNSHAPED_BYTES_PER_SECOND = 3e8  # of one of several ranks on two cores
 _PROCESS_BYTES = 400e6  # Python, torch, Horovod
@@ -87,7 +90,9 @@ class Cell:
 
     @property
     def memory_bytes(self) -> float:
-        """Of all ranks: the weight, three systems' gradients and a temporary one; own and gathered rows of two systems."""
+        """Of all ranks: the weight, three systems' gradients and a temporary one; own and gathered rows of two
+        systems.
+        """
         rows = 2 * (self.rows * self.ranks + 2 * self.rows)
         return self.ranks * (
             _PROCESS_BYTES + _ELEMENT * (5 * self.outputs * self.inputs + rows * (self.outputs + self.inputs + 1))
@@ -142,9 +147,11 @@ def reason_to_leave_out(cell: Cell, *, limit_seconds: float, memory_bytes: float
 
 
 def sample(cells: Sequence[Cell], count: int, seed: int = 0) -> list[Cell]:
-    """``count`` cells, spread evenly: over pairs of ranks and rate first, then over pairs of layer and rows, then over each within a pair.
+    """``count`` cells, spread evenly: over pairs of ranks and rate first, then over pairs of layer and rows, then over
+    each within a pair.
 
-    The same for the same arguments, and nearly the same where a few cells more are left out. Returned in the order of ``cells``.
+    The same for the same arguments, and nearly the same where a few cells more are left out. Returned in the order of
+    ``cells``.
     """
     order = sorted(cells, key=lambda cell: random.Random(f"{seed}: {cell}").random())
     taken: list[Cell] = []

@@ -2,9 +2,9 @@
 
     python -m bench.compare bench/results/before.json bench/results/after.json
 
-Works on every file with ``seconds_per_step`` (bench/results.py). The ratio is B's median over A's: below 1, B is faster. Where both files
-keep single steps, a bootstrap gives the range that holds the ratio in 95 of 100 redraws of these steps; it knows nothing of what changed on
-the machine between the two files.
+Works on every file with ``seconds_per_step`` (bench/results.py). The ratio is B's median over A's: below 1, B is
+faster. Where both files keep single steps, a bootstrap gives the range that holds the ratio in 95 of 100 redraws of
+these steps; it knows nothing of what changed on the machine between the two files.
 """
 
 import argparse

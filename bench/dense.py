@@ -1,12 +1,14 @@
 """Every way of sending gradients that are allreduced, by turns with stock Horovod, DDP and no communication.
 
-    python -m bench.dense --models mlp,transformer,resnet50 --hosts 4 --rates unshaped,200mbit --methods horovod,lazy,merged,auto
+    python -m bench.dense --models mlp,transformer,resnet50 --hosts 4 --rates unshaped,200mbit \\
+        --methods horovod,lazy,merged,auto
     python -m bench.dense --memory                           # peak memory of a rank, a launch for each system
-    python -m bench.dense --instructions                     # of the wrapper's own work for 500 small tensors, under valgrind
+    python -m bench.dense --instructions                     # of our own work for 500 small tensors, by valgrind
     python -m bench.dense --local --np 2 --models mlp        # loopback, no shaping: says nothing about bandwidth
 
-Ours has policy allreduce, so every model is dense, and one of the methods of ``DistributedOptimizer(dense=...)``. Each model and rate is a
-launch of its own with a table and files of its own, dense-MODEL-HOSTSxRATE. A step is as in bench.train. See docs/benchmarks.md.
+Ours has policy allreduce, so every model is dense, and one of the methods of ``DistributedOptimizer(dense=...)``. Each
+model and rate is a launch of its own with a table and files of its own, dense-MODEL-HOSTSxRATE. A step is as in
+bench.train. See docs/benchmarks.md.
 """
 
 import argparse
@@ -170,7 +172,8 @@ def time_steps(args, model: str, rate: str, peaks: Mapping[str, Sequence[int]]) 
     found = verdicts(measured["samples"])
     measured.update(verdicts=found, peak_bytes=peaks)
     note = (
-        "Ours with policy allreduce. allreduces: enqueued by ours, before Horovod fuses any; copied, in place: MB of a rank's "
+        "Ours with policy allreduce. allreduces: enqueued by ours, before Horovod fuses any; copied, in place: "
+        "MB of a rank's "
         "gradients that were copied into slices or lay there."
     )
     if peaks:
@@ -231,7 +234,10 @@ def verdict_text(found: Mapping[str, Mapping[str, Any]]) -> str:
     """Of the default, where it was timed, otherwise of the fastest of ours."""
     name = f"{OURS}auto" if f"{OURS}auto" in found else min(found, key=lambda each: found[each]["seconds"])
     v = found[name]
-    return f"verdict: ours / best of (Horovod, DDP) {v['of_best']:.3f}, Horovod / ours {v['speedup']:.3f} ({name}; best: {v['best']})"
+    return (
+        f"verdict: ours / best of (Horovod, DDP) {v['of_best']:.3f}, "
+        f"Horovod / ours {v['speedup']:.3f} ({name}; best: {v['best']})"
+    )
 
 
 def measure_peaks(args, model: str) -> dict[str, Any]:
@@ -283,7 +289,8 @@ def publish_instructions(args) -> None:
     header = ("optimizer", "training thread", "other threads", "own", "own per tensor", "Horovod's own / own")
     _print_table(heading, header, rows)
     print(
-        "Own: of the training thread, autograd included, beyond the plain optimizer's. Others follow the clock: Horovod's polls."
+        "Own: of the training thread, autograd included, beyond the plain optimizer's. "
+        "Others follow the clock: Horovod's polls."
     )
     settings = {
         "methods": args.methods,

@@ -3,9 +3,10 @@
     python -m bench.embedding --hosts 4 --rate 200mbit --steps 7
     python -m bench.embedding --local --np 2 --vocabulary 2000     # loopback, no shaping: says nothing about bandwidth
 
-An embedding of 50,000 x 256, 64 sequences of 64 tokens per rank, their mean, and a small linear head. Tokens are drawn as in text: the r-th
-most frequent of V has a probability proportional to 1 / (r + 2.7), Zipf's law with Mandelbrot's shift; which token has which rank is drawn
-once. ``--uniform`` draws every token alike. The systems do the same steps by turns, as in bench.train. See docs/benchmarks.md.
+An embedding of 50,000 x 256, 64 sequences of 64 tokens per rank, their mean, and a small linear head. Tokens are drawn
+as in text: the r-th most frequent of V has a probability proportional to 1 / (r + 2.7), Zipf's law with Mandelbrot's
+shift; which token has which rank is drawn once. ``--uniform`` draws every token alike. The systems do the same steps by
+turns, as in bench.train. See docs/benchmarks.md.
 """
 
 import argparse
@@ -87,7 +88,8 @@ def draw_tokens(shape, vocabulary: int, *, uniform: bool, seed: int):
 
 
 def merged_bytes(distinct, width: int) -> float:
-    """Bytes that a rank sends for a table per step, mean over ranks, if each sends its distinct rows once, to all others round a ring.
+    """Bytes that a rank sends for a table per step, mean over ranks, if each sends its distinct rows once, to all
+    others round a ring.
 
     Args:
         distinct: number of distinct tokens of each rank.
@@ -174,7 +176,8 @@ def main() -> None:
     measured = launch.measured_by_ranks("bench.embedding", args)
     distinct, formula = measured["distinct_tokens"], measured["formula_bytes_per_step"]
     note = (
-        f"Distinct tokens of a rank: {min(distinct)} to {max(distinct)} of {args.sequences * args.tokens}. Of formula: MB sent, head "
+        f"Distinct tokens of a rank: {min(distinct)} to {max(distinct)} of {args.sequences * args.tokens}. "
+        f"Of formula: MB sent, head "
         f"and negotiation included, over the {formula / 1e6:.2f} MB of the table's distinct rows with their numbers."
     )
     columns = {

@@ -1,13 +1,14 @@
-"""Instructions of a distributed optimizer's own work in a step of many small tensors, on one rank, counted by valgrind's callgrind.
+"""Instructions of a distributed optimizer's own work in a step of many small tensors, on one rank, counted by
+valgrind's callgrind.
 
     python -m bench.dense --instructions                                # counts, compares and files
     python -m bench.instructions --library horovod --steps 3            # the program that is counted, by itself
 
-Processors of virtual machines often have no counters, and time says little about microseconds among busy threads; a count repeats. Two
-runs with different numbers of steps: their difference is free of start-up. The same steps with the plain optimizer are subtracted.
-Counted is the training thread: it calls forward, autograd (which runs on the calling thread for CPU tensors), every gradient's hook and
-``step()``. Other threads, our engine's among them, are reported beside: Horovod's polls, so that count follows the clock and is no part of
-any ratio.
+Processors of virtual machines often have no counters, and time says little about microseconds among busy threads; a
+count repeats. Two runs with different numbers of steps: their difference is free of start-up. The same steps with the
+plain optimizer are subtracted. Counted is the training thread: it calls forward, autograd (which runs on the calling
+thread for CPU tensors), every gradient's hook and ``step()``. Other threads, our engine's among them, are reported
+beside: Horovod's polls, so that count follows the clock and is no part of any ratio.
 """
 
 import argparse
@@ -48,7 +49,8 @@ def measure(libraries: Sequence[str], *, timeout: float) -> dict[str, Any]:
         timeout: seconds of each run.
 
     Returns:
-        ``instructions_per_step``: library -> ``training_thread`` and ``other_threads``; ``own``: wrapper -> instructions per step of the
+        ``instructions_per_step``: library -> ``training_thread`` and ``other_threads``; ``own``: wrapper ->
+            instructions per step of the
         training thread beyond the plain optimizer's.
 
     Raises:
@@ -148,13 +150,14 @@ def work(args) -> dict[str, Any]:
             hooked = len(getattr(optimizer, "_handles", ()))
             if args.library != PLAIN and hooked != args.tensors:
                 raise SystemExit(
-                    f"{args.library}: {hooked} of {args.tensors} gradients are exchanged on one rank; nothing is counted."
+                    f"{args.library}: {hooked} of {args.tensors} gradients are exchanged on one rank; "
+                    "nothing is counted."
                 )
-        if number == SHORT - 1 and args.library == "horovod":
-            if not all(horovod.torch.poll(handle) for handle, _ in optimizer._handles.values()):
-                raise SystemExit(
-                    f"horovod: allreduces go on {args.pause:g} s after backward; waiting for them would be counted."
-                )
+        last = number == SHORT - 1 and args.library == "horovod"
+        if last and not all(horovod.torch.poll(handle) for handle, _ in optimizer._handles.values()):
+            raise SystemExit(
+                f"horovod: allreduces go on {args.pause:g} s after backward; waiting for them would be counted."
+            )
         optimizer.step()
     return {"library": args.library, "steps": args.steps, "tensors": args.tensors, "exchanged": hooked}
 

@@ -1,7 +1,7 @@
 """From a bench's command line to its ranks, on the virtual cluster or on loopback, and back.
 
-A bench starts itself: ``run`` executes its module with ``--worker FOLDER`` on every rank. All ranks see the folder: the settings lie
-there, rank 0 leaves its answer there, and through it ranks have the links' rate changed while they run.
+A bench starts itself: ``run`` executes its module with ``--worker FOLDER`` on every rank. All ranks see the folder: the
+settings lie there, rank 0 leaves its answer there, and through it ranks have the links' rate changed while they run.
 """
 
 import argparse
@@ -31,7 +31,8 @@ _SETTINGS, _ANSWER = "settings.json", "answer.json"
 _RATE_WANTED, _RATE_SET = "rate.wanted", "rate.set"
 _POLL_SECONDS = 0.05
 _RATE_SECONDS = 60.0
-# Else the memory that one system's step returns to the kernel is what the next one's faults in again: up to a tenth of its step.
+# Else the memory that one system's step returns to the kernel is what the next one's faults in again: up to a tenth of
+# its step.
 _KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 
 
@@ -120,7 +121,8 @@ def run(
         ranks: number of ranks, one a host.
         rate: of the cluster's links, until the ranks ask for another; None: on loopback.
         timeout: seconds, after which all ranks are ended.
-        keep_memory: ranks keep what they free, so that systems which take turns in one process do not pay for each other's memory.
+        keep_memory: ranks keep what they free, so that systems which take turns in one process do not pay for each
+            other's memory.
         own_cores: as for ``Cluster``.
 
     Raises:
@@ -158,7 +160,8 @@ def _run_on_cluster(argv, env, hosts, rate, own_cores, timeout, folder) -> int:
     from bench.cluster import Cluster
 
     with Cluster(hosts=hosts, rate=rate, own_cores=own_cores) as cluster:
-        # The ranks are another process's, so that this one can shape the links meanwhile; the cluster's end ends them in any case.
+        # The ranks are another process's, so that this one can shape the links meanwhile; the cluster's end ends them
+        # in any case.
         command = [
             sys.executable,
             "-m",

@@ -1,7 +1,7 @@
 """Networks that benches train, at the sizes that matter to communication, on synthetic batches.
 
-``build(name)`` gives a ``Workload``: a model of the published shape, and batches for it. ``scale`` shrinks pictures, sequences and
-batches but no parameter: what is sent as whole gradients stays, computing falls.
+``build(name)`` gives a ``Workload``: a model of the published shape, and batches for it. ``scale`` shrinks pictures,
+sequences and batches but no parameter: what is sent as whole gradients stays, computing falls.
 """
 
 import dataclasses
@@ -70,7 +70,10 @@ def _mlp(widths, last_activation=False):
 
 
 def _alexnet() -> nn.Module:
-    """61.1M parameters, 58.6M of them in three fully connected layers. Single-column variant (Krizhevsky 2014), without dropout."""
+    """61.1M parameters, 58.6M of them in three fully connected layers.
+
+    Single-column variant (Krizhevsky 2014), without dropout.
+    """
     features = []
     channels = 3
     for width, kernel, stride, padding, pool in (
@@ -124,7 +127,9 @@ def _resnet50() -> nn.Module:
 
 
 class _Transformer(nn.Module):
-    """Classifies sequences: embedding 50,000 x 256, four encoder layers, mean over positions. 16.2M parameters, 12.8M embedding."""
+    """Classifies sequences: embedding 50,000 x 256, four encoder layers, mean over positions. 16.2M parameters,
+    12.8M embedding.
+    """
 
     def __init__(self, vocabulary: int = 50_000, width: int = 256, positions: int = 64, layers: int = 4):
         super().__init__()
@@ -144,7 +149,9 @@ def _sequences(rows: int, scale: float) -> Batch:
 
 
 class _Recommender(nn.Module):
-    """DLRM's parts (Naumov et al. 2019): 8 embedding tables, an MLP for dense features, pairwise dot products, an MLP on top."""
+    """DLRM's parts (Naumov et al. 2019): 8 embedding tables, an MLP for dense features, pairwise dot products, an
+    MLP on top.
+    """
 
     SIZES = (60_000, 40_000, 20_000, 10_000, 5_000, 2_000, 1_000, 100)
     DENSE = 13

@@ -1,8 +1,8 @@
 """What a choice of scheme cost against the best one: figures, tables and picture of ``bench.selector``.
 
-A record is what was measured of a cell: the fields of ``cells.Cell``; ``seconds``, scheme -> median of a step with that scheme forced;
-``predicted_seconds``, scheme -> what the plan thought the weight's exchange alone would cost, or None; and ``chosen``, the scheme that the
-policy took.
+A record is what was measured of a cell: the fields of ``cells.Cell``; ``seconds``, scheme -> median of a step with that
+scheme forced; ``predicted_seconds``, scheme -> what the plan thought the weight's exchange alone would cost, or None;
+and ``chosen``, the scheme that the policy took.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ def judge(record: Record) -> dict[str, Any]:
     """The record with its verdict.
 
     Returns:
-        Also ``best``, the faster scheme; ``regret``, the chosen one's time over its; ``near_tie``, whether the two are within 5%; and
-        ``sfb_gain``, how many times faster SFB is than allreduce.
+        Also ``best``, the faster scheme; ``regret``, the chosen one's time over its; ``near_tie``, whether the two are
+        within 5%; and ``sfb_gain``, how many times faster SFB is than allreduce.
     """
     seconds = record["seconds"]
     best = min(seconds, key=seconds.__getitem__)
@@ -58,9 +58,10 @@ def summary(judged: Sequence[Record], policy: str) -> dict[str, Any]:
     """Over all cells.
 
     Returns:
-        ``rules``, the policy and simpler rules by the same measurements -> share of cells with a regret of at most 1.10, median, mean and
-        worst regret, and where; ``confusion``, chosen -> cells in which allreduce, SFB or neither was faster; ``predicted_of_measured``,
-        percentiles of the plan's time per step over the measured one, where plans predict.
+        ``rules``, the policy and simpler rules by the same measurements -> share of cells with a regret of at most
+        1.10, median, mean and worst regret, and where; ``confusion``, chosen -> cells in which allreduce, SFB or
+        neither was faster; ``predicted_of_measured``, percentiles of the plan's time per step over the measured one,
+        where plans predict.
     """
     rules = {}
     for rule in _choices(judged[0], policy):
@@ -144,7 +145,8 @@ def draw(
             )
     return heat_maps(
         path,
-        f"Policy {policy}: which scheme is faster, and which was chosen\n(A allreduce, S SFB; framed: regret above {GOOD:.2f})",
+        f"Policy {policy}: which scheme is faster, and which was chosen\n"
+        f"(A allreduce, S SFB; framed: regret above {GOOD:.2f})",
         [[maps[rate, p] for p in ranks] for rate in rates],
         ys=[layer for _, layer in layers],
         xs=rows,

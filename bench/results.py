@@ -1,7 +1,8 @@
 """Where figures come from and where they go: environment, JSON files, percentiles.
 
-Keys that files of several benches share, and ``bench.compare`` reads: ``environment``; ``settings``; ``seconds_per_step``, name of a
-system -> ``summary``; and, where single steps were kept, ``samples``, name of a system -> seconds.
+Keys that files of several benches share, and ``bench.compare`` reads: ``environment``; ``settings``;
+``seconds_per_step``, name of a system -> ``summary``; and, where single steps were kept, ``samples``, name of a system
+-> seconds.
 """
 
 import hashlib
@@ -27,9 +28,9 @@ def environment() -> dict[str, Any]:
 
     import poseidon_hvd
 
+    processors = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next(
-        (line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
-        platform.machine(),
+        (line.split(":", 1)[1].strip() for line in processors if line.startswith("model name")), platform.machine()
     )
     return {
         "commit": _git("rev-parse", "--short", "HEAD"),

@@ -1,12 +1,13 @@
 """What a wrong choice of scheme costs: single layers with each scheme forced, and with the policy that chooses.
 
-    python -m bench.selector                                   # 144 cells on 2, 4 and 8 hosts with links of four rates; about an hour
-    python -m bench.selector --list                            # which cells, which are left out and why, how long it takes; runs nothing
+    python -m bench.selector                                   # 144 cells, 2 to 8 hosts; about an hour
+    python -m bench.selector --list                            # which cells, which are left out and why; runs nothing
     python -m bench.selector --local --np 2 --layers 256x256,1024x1024 --cells 6
 
-A cell is a fully connected layer, rows per rank, hosts and a rate. Its regret is the time of a step with the scheme that the policy chose
-over that with the better scheme, both forced, so that noise does not count as a choice. For each number of hosts one cluster is made and
-one launch of ranks does all of its cells; the links' rate is changed in between. See docs/benchmarks.md.
+A cell is a fully connected layer, rows per rank, hosts and a rate. Its regret is the time of a step with the scheme
+that the policy chose over that with the better scheme, both forced, so that noise does not count as a choice. For each
+number of hosts one cluster is made and one launch of ranks does all of its cells; the links' rate is changed in
+between. See docs/benchmarks.md.
 """
 
 import argparse
@@ -344,7 +345,9 @@ def _lines(network: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
 
 
 def timed(built, loss_of, budget: float) -> dict[str, list[float]]:
-    """Seconds of the slowest rank in each round; as many rounds as fit the budget, by the first of them, but at least one."""
+    """Seconds of the slowest rank in each round; as many rounds as fit the budget, by the first of them, but at
+    least one.
+    """
     import numpy as np
 
     import poseidon_hvd as hvd

@@ -2,8 +2,9 @@
 
     horovodrun -np 2 python -m bench.sfb_layer [--features 4096 --rows 32 --steps 15]
 
-Every system does the same steps in turn, so that the machine's mood hits all alike. A step is forward, backward (input gradient
-included) and synchronize(); a step's time is that of the slowest rank. Correct gradients are checked before anything is timed.
+Every system does the same steps in turn, so that the machine's mood hits all alike. A step is forward, backward (input
+gradient included) and synchronize(); a step's time is that of the slowest rank. Correct gradients are checked before
+anything is timed.
 """
 
 import argparse

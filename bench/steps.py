@@ -1,4 +1,7 @@
-"""Steps of several systems by turns: what a rank does, and how its figures are told. Shared by the benches that train a model."""
+"""Steps of several systems by turns: what a rank does, and how its figures are told.
+
+Shared by the benches that train a model.
+"""
 
 import faulthandler
 import os

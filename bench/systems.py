@@ -1,7 +1,7 @@
 """The systems that benches compare, behind one interface: a model and one training step's communication.
 
-``BUILDERS[name](model)`` makes a ``System``; ``interleave`` times several in turn. Call ``poseidon_hvd.init()`` first, and do the same
-on every rank.
+``BUILDERS[name](model)`` makes a ``System``; ``interleave`` times several in turn. Call ``poseidon_hvd.init()`` first,
+and do the same on every rank.
 """
 
 import copy
@@ -40,8 +40,8 @@ _process_group_file: Optional[str] = None
 class System:
     """One way to reduce gradients, wrapped around a model.
 
-    The optimizer is SGD with a learning rate of 0: it does all of its work, but the parameters do not move, so that every system and
-    every step computes the same and gradients can be compared at any time.
+    The optimizer is SGD with a learning rate of 0: it does all of its work, but the parameters do not move, so that
+    every system and every step computes the same and gradients can be compared at any time.
 
     Attributes:
         name: key in ``BUILDERS``.
@@ -99,15 +99,17 @@ class System:
 
 
 def share_parameters(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy with parameters of its own that lie in the same memory: hooks and gradients are apart, weights are held once."""
+    """A copy with parameters of its own that lie in the same memory: hooks and gradients are apart, weights are held
+    once.
+    """
     return copy.deepcopy(model, {id(p): torch.nn.Parameter(p.detach(), p.requires_grad) for p in model.parameters()})
 
 
 def gradient_error(system: System, expected: torch.nn.Module) -> float:
     """The worst relative difference of a parameter's gradient; sparse ones count as what they stand for.
 
-    Relative to the norm of the expected one, but to no less than 1e-4 of the largest norm in the model: some gradients are zero but for
-    rounding (the bias of an attention's keys).
+    Relative to the norm of the expected one, but to no less than 1e-4 of the largest norm in the model: some gradients
+    are zero but for rounding (the bias of an attention's keys).
     """
     wanted = [_dense(p.grad) for p in expected.parameters()]
     norms = [g.norm().item() for g in wanted]
@@ -131,10 +133,10 @@ def plan_of(system: System) -> Optional[dict[str, Any]]:
 def warm_up(system: System, loss_of: Callable[[Callable], torch.Tensor]) -> int:
     """Steps until every later one does the same.
 
-    A plan that follows from measurements is made again once some steps have been timed, and again to compare what came of that. Once
-    there have been three, and the last has changed no scheme, and a step was taken under it, the system is warm. If that does not happen
-    ``MOST_WARMUP_STEPS`` must do, or ``MOST_SHORT_WARMUP_STEPS`` where the plan predicts short ones. Later revisions fall into what is
-    timed, as in training.
+    A plan that follows from measurements is made again once some steps have been timed, and again to compare what came
+    of that. Once there have been three, and the last has changed no scheme, and a step was taken under it, the system
+    is warm. If that does not happen ``MOST_WARMUP_STEPS`` must do, or ``MOST_SHORT_WARMUP_STEPS`` where the plan
+    predicts short ones. Later revisions fall into what is timed, as in training.
 
     Returns:
         How many steps that took, the same on every rank.
@@ -169,7 +171,10 @@ def _settled(plans: Sequence[tuple[Any, Any]]) -> bool:
 
 
 def wait_for_all() -> None:
-    """A barrier at which early ranks sleep. ``hvd.barrier()`` asks again and again, on cores that late ranks still need for their step."""
+    """A barrier at which early ranks sleep.
+
+    ``hvd.barrier()`` asks again and again, on cores that late ranks still need for their step.
+    """
     handle = hvd.allreduce_async(_NOTHING, name="bench.barrier")
     while not hvd.poll(handle):
         time.sleep(_NAP_SECONDS)
@@ -185,7 +190,8 @@ class Samples:
         cpu_seconds: of all threads of the process, Horovod's and ours included.
         phases: name in ``PHASES`` -> seconds.
         bytes_sent: by the counter that was passed in; None where it had no value.
-        stages: per scheme, seconds per step in each stage, overlapping (``stages_between``); empty where the system has no ``stats()``.
+        stages: per scheme, seconds per step in each stage, overlapping (``stages_between``); empty where the system has
+            no ``stats()``.
         engine_bytes: payload bytes per step that the system itself counted, or None.
         dense: what its allreduces were, per step (``dense_between``); empty where the system has no ``stats()``.
     """
@@ -251,7 +257,8 @@ def interleave(
 
 
 def idle_cpu_share(seconds: float = 1.0) -> float:
-    """Cores that this rank's process takes while its training thread sleeps: Horovod's thread negotiates every millisecond.
+    """Cores that this rank's process takes while its training thread sleeps: Horovod's thread negotiates every
+    millisecond.
 
     Every system's steps, those of ``none`` and DDP too, share the processor with it.
     """
@@ -276,7 +283,9 @@ def stages_between(before: dict[str, Any], after: dict[str, Any], steps: int) ->
 
 
 def dense_between(before: dict[str, Any], after: dict[str, Any], steps: int) -> dict[str, float]:
-    """From two ``stats()``, per step: allreduces, those of slices, and gradient bytes that lay in slices already or were copied there."""
+    """From two ``stats()``, per step: allreduces, those of slices, and gradient bytes that lay in slices already or
+    were copied there.
+    """
     allreduces = after["schemes"]["allreduce"]["collectives"] - before["schemes"]["allreduce"]["collectives"]
     in_slices = {
         key: (after["dense"][key] - before["dense"][key]) / steps
@@ -341,8 +350,8 @@ def _ddp(model):
 def _ddp_powersgd(model):
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 
-    # One bucket: the hook starts its later collectives from callbacks, and over gloo those of several buckets come in an order that
-    # differs from rank to rank.
+    # One bucket: the hook starts its later collectives from callbacks, and over gloo those of several buckets come in
+    # an order that differs from rank to rank.
     ddp = _data_parallel(model, bucket_cap_mb=1 << 14)
     exact_steps = 2  # the fewest that the hook allows
     ddp.register_comm_hook(

@@ -3,8 +3,9 @@
     python -m bench.train --model alexnet --hosts 4 --rate 200mbit --steps 5 --systems none,horovod,ddp,poseidon-time
     python -m bench.train --model mlp --local --np 2           # loopback, no shaping: says nothing about bandwidth
 
-Brings up the virtual cluster and runs itself on every host under horovodrun. A step is forward, backward, synchronization and SGD;
-its time is that of the slowest rank. Gradients of exact systems are compared to Horovod's before anything is timed. See docs/benchmarks.md.
+Brings up the virtual cluster and runs itself on every host under horovodrun. A step is forward, backward,
+synchronization and SGD; its time is that of the slowest rank. Gradients of exact systems are compared to Horovod's
+before anything is timed. See docs/benchmarks.md.
 """
 
 import argparse
@@ -43,7 +44,10 @@ def parse_args():
 def title(measured: dict[str, Any]) -> str:
     s = measured["settings"]
     network = "loopback, no shaping" if s["local"] else s["rate"]
-    return f"{s['model']}, {measured['parameters'] / 1e6:.1f}M parameters, {measured['ranks']} ranks, {s['rows']} rows each, {network}"
+    return (
+        f"{s['model']}, {measured['parameters'] / 1e6:.1f}M parameters, {measured['ranks']} ranks, "
+        f"{s['rows']} rows each, {network}"
+    )
 
 
 def work(folder: pathlib.Path) -> None:

@@ -1,6 +1,6 @@
 """Handwritten digits with a fully connected network, trained by Horovod on all ranks.
 
-    horovodrun -np 2 python examples/digits.py              # gradients as whole matrices or as factors, whichever is smaller
+    horovodrun -np 2 python examples/digits.py              # gradients whole or as factors, whichever is smaller
     horovodrun -np 2 python examples/digits.py --horovod    # the same with Horovod alone, to compare
     python examples/digits.py                               # one process
 
@@ -89,7 +89,8 @@ def print_communication(optimizer):
     sent, horovod = (sum(scheme[key] for scheme in schemes) / 1e6 for key in ("wire_bytes", "horovod_wire_bytes"))
     if horovod > 0:
         print(
-            f"\ngradients sent by each rank: {sent:.2f} MB; plain Horovod: {horovod:.2f} MB, {horovod / sent:.1f} times as much"
+            f"\ngradients sent by each rank: {sent:.2f} MB; plain Horovod: {horovod:.2f} MB, "
+            f"{horovod / sent:.1f} times as much"
         )
 
 
@@ -113,7 +114,8 @@ def main():
     begin = time.perf_counter()
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
-        # On stdout like everything else, so that horovodrun's prefix and the order of lines hold; narrow enough for that prefix.
+        # On stdout like everything else, so that horovodrun's prefix and the order of lines hold; narrow enough for
+        # that prefix.
         with tqdm(
             total=len(loader),
             desc=f"epoch {epoch + 1:2}/{args.epochs}",

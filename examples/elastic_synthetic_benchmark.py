@@ -1,11 +1,12 @@
 """Images per second while ranks come and go: training that survives the loss of one (Horovod's elastic mode).
 
-    horovodrun -np 2 --min-np 1 --max-np 4 --host-discovery-script ./hosts.sh python examples/elastic_synthetic_benchmark.py
-    horovodrun -np 2 python examples/elastic_synthetic_benchmark.py --width 8 --image-size 32 --batch-size 4   # fixed ranks, small
+    horovodrun -np 2 --min-np 1 --max-np 4 --host-discovery-script ./hosts.sh \\
+        python examples/elastic_synthetic_benchmark.py
+    horovodrun -np 2 python examples/elastic_synthetic_benchmark.py --width 8 --image-size 32 --batch-size 4
 
-hosts.sh prints the hosts that there are now, one "name:slots" a line. When a rank is lost, the others go back to what was last committed,
-form a new ring and go on; when hosts appear, they get rank 0's state and take part. With all ranks on one machine horovodrun needs
---network-interface lo besides.
+hosts.sh prints the hosts that there are now, one "name:slots" a line. When a rank is lost, the others go back to what
+was last committed, form a new ring and go on; when hosts appear, they get rank 0's state and take part. With all ranks
+on one machine horovodrun needs --network-interface lo besides.
 """
 
 import argparse
@@ -60,7 +61,10 @@ def make_batch():
 
 
 def lose_rank():
-    """In elastic mode the last rank ends. With fixed ranks that would be the end of the job, so all of them see what others would."""
+    """In elastic mode the last rank ends.
+
+    With fixed ranks that would be the end of the job, so all of them see what others would.
+    """
     if os.environ.get("HOROVOD_ELASTIC") != "1":
         raise hvd.HorovodInternalError("a rank is lost (--lose-rank-at)")
     if hvd.rank() == hvd.size() - 1:
@@ -69,7 +73,10 @@ def lose_rank():
 
 @hvd.elastic.run
 def benchmark(state):
-    """Starts again here, from the committed state, whenever ranks have come or gone. No collectives before the first one of a step."""
+    """Starts again here, from the committed state, whenever ranks have come or gone.
+
+    No collectives before the first one of a step.
+    """
     images, labels = make_batch()
     while state.iteration < args.num_iters:
         failing = state.iteration + 1 == args.lose_rank_at

@@ -1,10 +1,12 @@
 """ResNet-50 as it is trained on ImageNet with many ranks: warm-up, accumulation, checkpoints, resuming.
 
     horovodrun -np 4 python examples/imagenet_resnet50.py --train-dir imagenet/train --val-dir imagenet/val
-    horovodrun -np 2 python examples/imagenet_resnet50.py --width 8 --image-size 32 --batch-size 4 --images 64 --epochs 3   # small
+    horovodrun -np 2 python examples/imagenet_resnet50.py --width 8 --image-size 32 --batch-size 4 \\
+        --images 64 --epochs 3  # small
 
-Folders hold one folder of pictures per class, and reading them takes Pillow. Without folders the pictures are random ones that a network
-can tell apart. A run that finds checkpoints goes on behind the last one, whichever of the two libraries wrote it.
+Folders hold one folder of pictures per class, and reading them takes Pillow. Without folders the pictures are random
+ones that a network can tell apart. A run that finds checkpoints goes on behind the last one, whichever of the two
+libraries wrote it.
 """
 
 import argparse
@@ -139,7 +141,9 @@ class Mean:
 
 
 def learning_rate(epoch):
-    """Of a moment within an epoch: from one rank's rate up to all ranks' (Goyal et al. 2017), then down at the milestones."""
+    """Of a moment within an epoch: from one rank's rate up to all ranks' (Goyal et al. 2017), then down at the
+    milestones.
+    """
     peak = args.base_lr * args.batches_per_allreduce * hvd.size()
     if epoch < args.warmup_epochs:
         start = peak / hvd.size()
@@ -176,7 +180,10 @@ def validate(model, loader):
 
 
 def resume(model, optimizer):
-    """Loads the last checkpoint on rank 0 and gives all ranks its state. Returns the number of epochs that it has seen."""
+    """Loads the last checkpoint on rank 0 and gives all ranks its state.
+
+    Returns the number of epochs that it has seen.
+    """
     epochs = 0
     if hvd.rank() == 0 and args.checkpoints:
         epochs = max((int(path.stem.partition("-")[2]) for path in args.checkpoints.glob("epoch-*.pt")), default=0)
@@ -185,7 +192,8 @@ def resume(model, optimizer):
         checkpoint = torch.load(args.checkpoints / f"epoch-{epochs}.pt")
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
-    # The optimizer first: where it has no state yet this takes a step without gradients, and with weight decay that moves parameters.
+    # The optimizer first: where it has no state yet this takes a step without gradients, and with weight decay that
+    # moves parameters.
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     return epochs

@@ -3,8 +3,8 @@
     horovodrun -np 2 python examples/mnist.py
     horovodrun -np 2 python examples/mnist.py --horovod     # with Horovod alone: the same losses
 
-Each rank trains on its share of the images, rank 0 saves the model. The images are scikit-learn's digits, enlarged to MNIST's
-28 x 28 pixels, so nothing is downloaded.
+Each rank trains on its share of the images, rank 0 saves the model. The images are scikit-learn's digits, enlarged to
+MNIST's 28 x 28 pixels, so nothing is downloaded.
 """
 
 import argparse

@@ -47,7 +47,9 @@ def resnet50(classes=1000, width=64):
 
 
 def vgg16(classes=1000, width=64):
-    """138 million parameters at full width, 124 million of them in three fully connected layers (Simonyan and Zisserman 2014)."""
+    """138 million parameters at full width, 124 million of them in three fully connected layers (Simonyan and
+    Zisserman 2014).
+    """
     layers, channels = [], 3
     for stage, convolutions in enumerate((2, 2, 3, 3, 3)):
         outputs = width << min(stage, 3)

@@ -2,10 +2,10 @@
 
     horovodrun -np 2 python examples/synthetic_benchmark.py --model vgg16 --batch-size 8
     horovodrun -np 2 python examples/synthetic_benchmark.py --model vgg16 --batch-size 8 --horovod
-    horovodrun -np 2 python examples/synthetic_benchmark.py --width 8 --image-size 32 --batch-size 4      # over in seconds
+    horovodrun -np 2 python examples/synthetic_benchmark.py --width 8 --image-size 32 --batch-size 4  # takes seconds
 
-The first batches are not timed: poseidon_hvd chooses its schemes after the first one. Rates depend on everything that runs beside,
-so the spread is printed too. How this project measures what it claims: docs/benchmarks.md.
+The first batches are not timed: poseidon_hvd chooses its schemes after the first one. Rates depend on everything that
+runs beside, so the spread is printed too. How this project measures what it claims: docs/benchmarks.md.
 """
 
 import argparse
@@ -72,7 +72,8 @@ def main():
         return loss.detach()
 
     say(
-        f"{args.model} of width {args.width}, {args.batch_size} images of {args.image_size} x {args.image_size} per rank and step"
+        f"{args.model} of width {args.width}, {args.batch_size} images of {args.image_size} x {args.image_size} "
+        "per rank and step"
     )
     train(args.num_warmup_batches)
     rates = []
@@ -81,7 +82,8 @@ def main():
         loss = train(args.num_batches_per_iter)
         rates.append(args.batch_size * args.num_batches_per_iter / (time.perf_counter() - begin))
         say(
-            f"iteration {iteration}: loss {hvd.allreduce(loss, name='loss').item():.6f}, {rates[-1]:.1f} images/s per rank"
+            f"iteration {iteration}: loss {hvd.allreduce(loss, name='loss').item():.6f}, "
+            f"{rates[-1]:.1f} images/s per rank"
         )
 
     mean, spread = statistics.mean(rates), 1.96 * statistics.pstdev(rates)

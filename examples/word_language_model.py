@@ -3,8 +3,9 @@
     horovodrun -np 2 python examples/word_language_model.py
     horovodrun -np 2 python examples/word_language_model.py --tied       # one matrix as embedding and as output layer
 
-It learns Python's reference manual, which comes with every Python as pydoc_data. The output layer sees every word of a batch as a row, far
-more than its break-even, so by bytes it is allreduced: an example of where sufficient factors do not help.
+It learns Python's reference manual, which comes with every Python as pydoc_data. The output layer sees every word of a
+batch as a row, far more than its break-even, so by bytes it is allreduced: an example of where sufficient factors do
+not help.
 """
 
 import argparse

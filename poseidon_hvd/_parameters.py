@@ -1,18 +1,26 @@
-"""Which parameters an optimizer has and what they are called: Horovod's rules, in its words where scripts match on them."""
+"""The parameters of an optimizer and their names.
+
+The rules are Horovod's. So are the words of messages on which scripts match.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Optional, Union
 
 import torch
 
 __all__ = ["all_parameters", "check_groups", "name_parameters"]
 
 
-def all_parameters(optimizer) -> list[torch.Tensor]:
-    """In the order of the groups."""
+def all_parameters(optimizer: Any) -> list[torch.Tensor]:
+    """All parameters, in the order of the groups."""
     _check_initialized(optimizer.param_groups, optimizer._parameter_names)
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def name_parameters(param_groups, named_parameters) -> dict[torch.Tensor, str]:
-    """Parameter -> name, under Horovod's rules."""
+def name_parameters(
+    param_groups: Sequence[dict[str, Any]], named_parameters: Optional[Iterable[tuple[str, torch.Tensor]]]
+) -> dict[torch.Tensor, str]:
+    """Maps each parameter to its name, under Horovod's rules."""
     if named_parameters is not None:
         named_parameters = list(named_parameters)
     else:
@@ -23,7 +31,8 @@ def name_parameters(param_groups, named_parameters) -> dict[torch.Tensor, str]:
         ]
     if any(not isinstance(entry, tuple) for entry in named_parameters):
         raise ValueError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters()."
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+            "model.named_parameters()."
         )
     names = [name for name, _ in named_parameters]
     duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) != len(names) else []
@@ -45,26 +54,26 @@ def name_parameters(param_groups, named_parameters) -> dict[torch.Tensor, str]:
     return {p: name for name, p in sorted(named_parameters, key=lambda entry: entry[0])}
 
 
-def _check_initialized(param_groups, names: dict[torch.Tensor, str]) -> None:
-    """Of a layer such as ``torch.nn.LazyLinear`` neither shape nor identity is known before its first forward."""
+def _check_initialized(param_groups: Sequence[dict[str, Any]], names: dict[torch.Tensor, str]) -> None:
+    """Refuses parameters of lazy layers: before the first forward they have neither shape nor identity."""
     for i, group in enumerate(param_groups):
         for j, p in enumerate(group["params"]):
             if torch.nn.parameter.is_lazy(p):
                 raise ValueError(
-                    f"Parameter {names.get(p, 'without a name')} (param_groups[{i}]['params'][{j}]) is not initialized yet: "
-                    "its layer is lazy and has seen no input. Run one forward pass (under torch.no_grad() will do) before you "
-                    "wrap the optimizer, on every rank."
+                    f"Parameter {names.get(p, 'without a name')} (param_groups[{i}]['params'][{j}]) is not "
+                    "initialized yet: its layer is lazy and has seen no input. Run one forward pass (under "
+                    "torch.no_grad() will do) before you wrap the optimizer, on every rank."
                 )
 
 
-def check_groups(groups):
-    """The argument as it is, or ValueError."""
+def check_groups(groups: Any) -> Union[None, int, list[list[torch.Tensor]]]:
+    """Returns the argument as it is, or raises ValueError."""
     if groups is None:
         return None
     if isinstance(groups, bool) or not isinstance(groups, (int, list)) or (isinstance(groups, int) and groups <= 0):
         raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
     if isinstance(groups, list):
-        seen = set()
+        seen: set[int] = set()
         for p in (p for group in groups for p in group):
             if not isinstance(p, torch.Tensor):
                 raise ValueError("groups must consist of torch.Tensor.")

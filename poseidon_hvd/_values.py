@@ -1,6 +1,6 @@
-"""Values that come from outside, as they are read and as messages show them.
+"""Values from outside: reading them, and showing them in messages.
 
-A bad one is a ValueError that names where it came from.
+A bad value is a ValueError that names its source.
 """
 
 import json
@@ -16,7 +16,7 @@ _MOST_JSON_BYTES = 64 << 20
 
 
 def shown(value: Any) -> str:
-    """Its repr, cut where it is long."""
+    """The repr of a value, cut where it is long."""
     try:
         text = repr(value)
     except Exception:  # an int of thousands of digits has none
@@ -25,7 +25,7 @@ def shown(value: Any) -> str:
 
 
 def from_environment(variable: str) -> Optional[str]:
-    """None if it is not set.
+    """The text of a variable, or None if it is not set.
 
     Raises:
         ValueError: it is not UTF-8.
@@ -37,10 +37,10 @@ def from_environment(variable: str) -> Optional[str]:
 
 
 def number(source: str, value: Any, what: str, most: float) -> float:
-    """A number from 0 to ``most``, or text that is one.
+    """Checks a number from 0 to ``most``, or text that is one.
 
     Raises:
-        ValueError: anything else.
+        ValueError: it is anything else.
     """
     try:
         found = math.nan if isinstance(value, bool) else float(value)
@@ -52,7 +52,7 @@ def number(source: str, value: Any, what: str, most: float) -> float:
 
 
 def one_of(parse: Callable[[str], Any], source: str, text: Any) -> str:
-    """The core knows the values; here is known where a bad one came from."""
+    """Checks text that the core parses. The core knows the values; the message says where the text came from."""
     if not isinstance(text, str):
         raise ValueError(f"{source}: {shown(text)} is not text.")
     _check_unicode(source, text)
@@ -66,11 +66,11 @@ def one_of(parse: Callable[[str], Any], source: str, text: Any) -> str:
 
 
 def read_json(path: Any) -> Any:
-    """What a file holds.
+    """Reads a JSON file.
 
     Raises:
-        ValueError: it is no regular file of at most 64 MiB with JSON in UTF-8. Others may wait for a writer for ever,
-            or never end.
+        ValueError: it is not a regular file of at most 64 MiB with JSON in UTF-8. Other files may wait for a writer for
+            ever, or never end.
         OSError: it cannot be read.
         RecursionError: it is nested too deep.
     """

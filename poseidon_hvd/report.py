@@ -1,4 +1,4 @@
-"""Text for people: the table of schemes."""
+"""The table of schemes, as text for people."""
 
 import collections
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
     lines = [list(header)] + [list(row) for row in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
 
-    def format_line(line):
+    def format_line(line: Sequence[str]) -> str:
         cells = [
             cell.rjust(width) if column in right else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(line, widths))
@@ -97,14 +97,16 @@ def plan_table(plan: Optional[dict[str, Any]], *, policy: str, size: int) -> str
         lines.append(
             "network: "
             + ", ".join(
-                f"{kind} {network[kind]['alpha_seconds'] * 1e3:.2f} ms + {network[kind]['beta_seconds_per_byte'] * 1e9:.3g} ns/byte"
+                f"{kind} {network[kind]['alpha_seconds'] * 1e3:.2f} ms + "
+                f"{network[kind]['beta_seconds_per_byte'] * 1e9:.3g} ns/byte"
                 for kind in ("allreduce", "allgather")
             )
             + "; in a step {allreduce:.2f} and {allgather:.2f} times that".format(**plan["network_load"])
         )
         step, dense = plan["predicted_step_seconds"], plan["predicted_dense_step_seconds"]
         lines.append(
-            f"predicted step: {format_milliseconds(step)} ms, {format_milliseconds(plan['exposed_seconds'])} of them waiting; "
+            f"predicted step: {format_milliseconds(step)} ms, "
+            f"{format_milliseconds(plan['exposed_seconds'])} of them waiting; "
             f"all allreduce {format_milliseconds(dense)} ms, {dense / step if step else 1:.2f} times as long"
         )
     return "\n".join(lines)

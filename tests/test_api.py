@@ -1,4 +1,6 @@
-"""The Python face in one process: names, signature, checks and messages are Horovod's; with one rank the wrapper does nothing."""
+"""The Python face in one process: names, signature, checks and messages are Horovod's; with one rank the wrapper
+does nothing.
+"""
 
 import copy
 import importlib
@@ -270,7 +272,7 @@ def test_arguments_override_the_environment(model, monkeypatch):
 def test_last_matching_pattern_wins():
     from poseidon_hvd.config import Config
 
-    config = Config.resolve("sfb", {"*": "allreduce", "0.*": "auto", "0.bias": "sfb"})
+    config = Config.resolve(policy="sfb", schemes={"*": "allreduce", "0.*": "auto", "0.bias": "sfb"})
     assert config.overrides(["0.bias", "0.weight", "1.weight"]) == ["sfb", "auto", "allreduce"]
 
 
@@ -278,11 +280,7 @@ def test_schemes_from_the_environment(monkeypatch):
     from poseidon_hvd.config import Config
 
     monkeypatch.setenv("POSEIDON_SCHEMES", " fc*.weight = sfb , head=allreduce,embed.weight=row-sparse")
-    assert Config.resolve(None, None).schemes == {
-        "fc*.weight": "sfb",
-        "head": "allreduce",
-        "embed.weight": "row-sparse",
-    }
+    assert Config.resolve().schemes == {"fc*.weight": "sfb", "head": "allreduce", "embed.weight": "row-sparse"}
 
 
 NETWORK = {
@@ -295,18 +293,18 @@ def test_network_from_every_source(monkeypatch, tmp_path):
     from poseidon_hvd.config import Config
 
     values = (1e-3, 2e-9, 1e-3, 1e-9)
-    assert Config.resolve(None, None).network is None
-    assert Config.resolve(None, None, NETWORK).network == values
+    assert Config.resolve().network is None
+    assert Config.resolve(network=NETWORK).network == values
     saved = tmp_path / "plan.json"
     saved.write_text(json.dumps({"policy": "time", "network": NETWORK}))
-    assert Config.resolve(None, None, str(saved)).network == values
+    assert Config.resolve(network=str(saved)).network == values
     monkeypatch.setenv("POSEIDON_PROFILE", str(saved))
-    assert Config.resolve(None, None).network == values
+    assert Config.resolve().network == values
     for name, value in zip(
         ("ALPHA_ALLREDUCE", "BETA_ALLREDUCE", "ALPHA_ALLGATHER", "BETA_ALLGATHER"), ("1", "2", "3", "4")
     ):
         monkeypatch.setenv(f"POSEIDON_{name}", value)
-    assert Config.resolve(None, None).network == (1, 2, 3, 4)
+    assert Config.resolve().network == (1, 2, 3, 4)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +323,7 @@ def test_settings_of_policy_time_are_validated(monkeypatch, variables, fragment)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=fragment):
-        Config.resolve(None, None)
+        Config.resolve()
 
 
 @pytest.mark.parametrize(
@@ -336,58 +334,58 @@ def test_bad_network_is_refused(network):
     from poseidon_hvd.config import Config
 
     with pytest.raises(ValueError, match="^network: "):
-        Config.resolve(None, None, network)
+        Config.resolve(network=network)
 
 
 def test_memory_limit_in_bytes_and_megabytes(monkeypatch):
     from poseidon_hvd.config import Config
 
-    assert Config.resolve(None, None, None, 5).memory_limit == 5
+    assert Config.resolve(memory_limit=5).memory_limit == 5
     monkeypatch.setenv("POSEIDON_MEMORY_LIMIT_MB", "3")
-    assert Config.resolve(None, None).memory_limit == 3e6
+    assert Config.resolve().memory_limit == 3e6
 
 
 def test_dense_from_every_source(monkeypatch):
     from poseidon_hvd.config import Config
 
     monkeypatch.delenv("POSEIDON_DENSE", raising=False)
-    assert Config.resolve("time", None).dense == "auto" == Config.resolve("allreduce", None).dense
-    assert Config.resolve("bytes", None).dense == "lazy" == Config.resolve("sfb", None).dense  # these measure nothing
-    assert Config.resolve("bytes", None, dense="merged").dense == "merged"
+    assert Config.resolve(policy="time").dense == "auto" == Config.resolve(policy="allreduce").dense
+    assert Config.resolve(policy="bytes").dense == "lazy" == Config.resolve(policy="sfb").dense  # these measure nothing
+    assert Config.resolve(policy="bytes", dense="merged").dense == "merged"
     monkeypatch.setenv("POSEIDON_DENSE", "lazy:65536")
-    assert Config.resolve("time", None).dense == "lazy:65536"
-    assert Config.resolve("time", None, dense="priority:1e6").dense == "priority:1e6"
+    assert Config.resolve(policy="time").dense == "lazy:65536"
+    assert Config.resolve(policy="time", dense="priority:1e6").dense == "priority:1e6"
     for bad in ("fast", "lazy:", "lazy:0", "lazy:x", "wfbp:5", "auto:5"):
         with pytest.raises(ValueError, match="dense: "):
-            Config.resolve("time", None, dense=bad)
+            Config.resolve(policy="time", dense=bad)
         monkeypatch.setenv("POSEIDON_DENSE", bad)
         with pytest.raises(ValueError, match="POSEIDON_DENSE: "):
-            Config.resolve("time", None)
+            Config.resolve(policy="time")
 
 
 def test_uneven_steps_from_every_source(monkeypatch):
     from poseidon_hvd.config import Config
 
-    assert Config.resolve(None, None).uneven_steps is False
+    assert Config.resolve().uneven_steps is False
     monkeypatch.setenv("POSEIDON_UNEVEN_STEPS", "1")
-    assert Config.resolve(None, None).uneven_steps is True
-    assert Config.resolve(None, None, uneven_steps=False).uneven_steps is False
+    assert Config.resolve().uneven_steps is True
+    assert Config.resolve(uneven_steps=False).uneven_steps is False
 
 
 def test_reduce_in_from_every_source(monkeypatch):
     from poseidon_hvd.config import Config
 
     monkeypatch.delenv("POSEIDON_REDUCE_IN", raising=False)
-    assert Config.resolve(None, None).reduce_in == "backward"
+    assert Config.resolve().reduce_in == "backward"
     monkeypatch.setenv("POSEIDON_REDUCE_IN", "step")
-    assert Config.resolve(None, None).reduce_in == "step"
-    assert Config.resolve(None, None, reduce_in="backward").reduce_in == "backward"
+    assert Config.resolve().reduce_in == "step"
+    assert Config.resolve(reduce_in="backward").reduce_in == "backward"
     for bad in ("", "synchronize", "Step"):
         with pytest.raises(ValueError, match="^reduce_in: .* is none of backward, step"):
-            Config.resolve(None, None, reduce_in=bad)
+            Config.resolve(reduce_in=bad)
         monkeypatch.setenv("POSEIDON_REDUCE_IN", bad)
         with pytest.raises(ValueError, match="POSEIDON_REDUCE_IN: .* is none of backward, step"):
-            Config.resolve(None, None)
+            Config.resolve()
 
 
 @pytest.mark.parametrize("value", ["soon", "1s"])
@@ -445,9 +443,8 @@ def test_synchronize_then_step(model):
 
 def test_skip_synchronize_ends_with_an_exception(model):
     optimizer = wrap(model)
-    with pytest.raises(KeyError):
-        with optimizer.skip_synchronize():
-            raise KeyError
+    with pytest.raises(KeyError), optimizer.skip_synchronize():
+        raise KeyError
     assert optimizer._should_synchronize
 
 

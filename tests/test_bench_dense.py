@@ -1,4 +1,7 @@
-"""bench.dense measures what it says, at smoke size on loopback; its verdicts and its counting by hand. No word about time."""
+"""bench.dense measures what it says, at smoke size on loopback; its verdicts and its counting by hand.
+
+No word about time.
+"""
 
 import json
 import shutil
@@ -157,7 +160,8 @@ for argument in "$@"; do
     steps=$argument
 done
 [ $cost ] || exit 3
-printf 'version: 1\\nevents: Ir\\nthread: 1\\n\\nfn=(1) step\\n0 5\\n\\ntotals: %d\\n' $((10000 + cost * steps)) > $file-01
+total=$((10000 + cost * steps))
+printf 'version: 1\\nevents: Ir\\nthread: 1\\n\\nfn=(1) step\\n0 5\\n\\ntotals: %d\\n' $total > $file-01
 printf 'version: 1\\nthread: 2\\n\\ntotals: %d\\n' $((7 * steps)) > $file-02
 echo counted
 """

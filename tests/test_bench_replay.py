@@ -146,7 +146,9 @@ def test_evaluation():
 
 
 def test_smoke(tmp_path):
-    """Two ranks on loopback: every system's gradients are right (the ranks check before they time), and all is written."""
+    """Two ranks on loopback: every system's gradients are right (the ranks check before they time), and all is
+    written.
+    """
     systems = ["none", "horovod", "ddp", "poseidon-bytes", "poseidon-bytes-charged", "poseidon-allreduce"]
     command = [
         sys.executable,

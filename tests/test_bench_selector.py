@@ -1,4 +1,7 @@
-"""bench.selector measures what it says, at smoke size on loopback; its sample and its verdicts by hand. No word about time."""
+"""bench.selector measures what it says, at smoke size on loopback; its sample and its verdicts by hand.
+
+No word about time.
+"""
 
 import argparse
 import collections

@@ -1,4 +1,7 @@
-"""The instrument measures what it says, at smoke size: bench.train on two ranks, bench.compare on its results. No word about time."""
+"""The instrument measures what it says, at smoke size: bench.train on two ranks, bench.compare on its results.
+
+No word about time.
+"""
 
 import json
 from types import SimpleNamespace
@@ -73,7 +76,9 @@ def test_gradients_are_checked_and_lossy_systems_marked(mlp):
 
 
 def test_engine_bytes_equal_formulas(mlp):
-    """Two ranks send half of 2 x 4 bytes per parameter as allreduce, one rank's rows of 4 (M + N + flag) bytes as factors."""
+    """Two ranks send half of 2 x 4 bytes per parameter as allreduce, one rank's rows of 4 (M + N + flag) bytes as
+    factors.
+    """
     engine = mlp[2]["engine_bytes_per_step"]
     assert engine["none"] is None and engine["horovod"] is None
     assert engine["poseidon-allreduce"] == pytest.approx(4 * TENSORS["mlp"][0], rel=1e-3)
@@ -90,7 +95,9 @@ def test_what_a_plan_predicts_stands_beside_what_was_measured(mlp):
 
 
 def with_plans(*made_at, predicted=None, factored=(), **options):
-    """A system whose plan after step i was made at ``made_at[i]``, with factors if that is in ``factored``; the last one stays."""
+    """A system whose plan after step i was made at ``made_at[i]``, with factors if that is in ``factored``; the last
+    one stays.
+    """
     done = []
 
     def plan():

@@ -1,7 +1,7 @@
 """The virtual cluster: two hosts, logins, counters, rates, horovodrun, and nothing left behind.
 
-Makes network namespaces, so it needs root; skipped otherwise, unless POSEIDON_REQUIRE_CLUSTER=1 makes that a failure. Nothing here
-asserts a time: how fast this machine is must not decide.
+Makes network namespaces, so it needs root; skipped otherwise, unless POSEIDON_REQUIRE_CLUSTER=1 makes that a failure.
+Nothing here asserts a time: how fast this machine is must not decide.
 """
 
 from __future__ import annotations
@@ -227,7 +227,9 @@ def _connect_to(address: str, folder: Path) -> list[str]:
 
 
 def test_counters_follow_the_payload(cluster: Cluster) -> None:
-    """Headers and acknowledgements are the rest: far under 3% with 64 KiB super-packets, each counted with one header."""
+    """Headers and acknowledgements are the rest: far under 3% with 64 KiB super-packets, each counted with one
+    header.
+    """
     cluster.set_rate("unshaped")
     grown = _transfer(cluster)
     sent, received = grown["host0"][0], grown["host1"][1]
@@ -241,7 +243,8 @@ def test_rate_changes_while_up(cluster: Cluster) -> None:
         cluster.set_rate(rate)
         assert cluster.rate == rate
         assert set(cluster.shaped_rates().values()) == {(bits, bits)}
-        # Cut into frames of 1500 bytes each carries its own headers: up to 66 on 1448 bytes, 4.6%; some may be sent twice.
+        # Cut into frames of 1500 bytes each carries its own headers: up to 66 on 1448 bytes, 4.6%; some may be sent
+        # twice.
         assert PAYLOAD_BYTES <= _transfer(cluster)["host1"][1] <= 1.06 * PAYLOAD_BYTES
     cluster.set_rate("unshaped")
     assert set(cluster.shaped_rates().values()) == {(None, None)}

@@ -37,7 +37,7 @@ def clean(monkeypatch):
 def refused(source, **arguments):
     """The message with which these arguments, and the environment, are refused."""
     with pytest.raises(ValueError) as error:
-        Config.resolve(**{"policy": None, "schemes": None, **arguments})
+        Config.resolve(**arguments)
     message = str(error.value)
     assert message.startswith(source) and len(message) < 1000, message
     message.encode()  # can be printed
@@ -130,15 +130,15 @@ def test_schemes_variable(monkeypatch, value):
 
 
 def test_a_pattern_without_a_match_names_its_source(monkeypatch):
-    assert Config.resolve(None, {"b*": "sfb"}).overrides(["bias"]) == ["sfb"]
+    assert Config.resolve(schemes={"b*": "sfb"}).overrides(["bias"]) == ["sfb"]
     with pytest.raises(ValueError, match=r"^schemes: 'fc\*' matches no parameter"):
-        Config.resolve(None, {"fc*": "sfb"}).overrides(["bias"])
+        Config.resolve(schemes={"fc*": "sfb"}).overrides(["bias"])
     monkeypatch.setenv("POSEIDON_SCHEMES", "fc*=sfb")
     with pytest.raises(ValueError, match=r"^POSEIDON_SCHEMES: 'fc\*' matches no parameter"):
-        Config.resolve(None, None).overrides(["bias"])
+        Config.resolve().overrides(["bias"])
     monkeypatch.setenv("POSEIDON_SCHEMES", "[z-a]=sfb")
     with pytest.raises(ValueError, match=r"^POSEIDON_SCHEMES: '\[z-a\]'"):
-        Config.resolve(None, None).overrides(["bias"])
+        Config.resolve().overrides(["bias"])
 
 
 @pytest.mark.parametrize("value", ["", "debug", "true", "2", "-1", NOT_UTF8, MANY_DIGITS], ids=brief)
@@ -272,9 +272,14 @@ def test_a_network_that_takes_no_time_is_refused(monkeypatch, kind):
 
 def test_the_ends_of_ranges():
     ends = {kind: {"alpha_seconds": 1e4, "beta_seconds_per_byte": 0} for kind in NETWORK}
-    assert Config.resolve(None, None, ends, 0, False, "lazy:1").network == (1e4, 0, 1e4, 0)
+    assert Config.resolve(network=ends, memory_limit=0, uneven_steps=False, dense="lazy:1").network == (1e4, 0, 1e4, 0)
     ends = {kind: {"alpha_seconds": 0, "beta_seconds_per_byte": 10} for kind in NETWORK}
-    assert Config.resolve(None, None, ends, 1e18, True, "priority:1e12").network == (0, 10, 0, 10)
+    assert Config.resolve(network=ends, memory_limit=1e18, uneven_steps=True, dense="priority:1e12").network == (
+        0,
+        10,
+        0,
+        10,
+    )
 
 
 # ---- Files
@@ -329,7 +334,7 @@ def test_a_file_name_that_is_not_utf8(monkeypatch, tmp_path):
     with open(path, "w") as file:
         json.dump(NETWORK, file)
     monkeypatch.setenv("POSEIDON_PROFILE", os.fsdecode(path))
-    assert Config.resolve(None, None).network == (1e-3, 1e-9, 1e-3, 1e-9)
+    assert Config.resolve().network == (1e-3, 1e-9, 1e-3, 1e-9)
 
 
 TOKENS = [
@@ -392,7 +397,7 @@ def test_fuzzed_files(tmp_path):
         content = mutated(random_.choice(seeds), random_)
         file.write_bytes(content)
         try:
-            found = Config.resolve(None, None, str(file)).network
+            found = Config.resolve(network=str(file)).network
         except ValueError as error:
             assert str(error).startswith("network: ") and len(str(error)) < 1000, content
             refusals += 1

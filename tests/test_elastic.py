@@ -1,4 +1,5 @@
-"""Workers that are added and removed while training runs, on one host and on two: losses go on as if nothing had happened.
+"""Workers that are added and removed while training runs, on one host and on two: losses go on as if nothing had
+happened.
 
 What happens in the processes that stay is in test_examples.py too, with the example.
 """
@@ -21,7 +22,9 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def check(folder, library, steps_and_sizes):
-    """Which steps ran on how many ranks, their losses, and that each ring had a plan of its own and began with an observed step."""
+    """Which steps ran on how many ranks, their losses, and that each ring had a plan of its own and began with an
+    observed step.
+    """
     journal = [json.loads(line) for line in (folder / "journal").read_text().splitlines()]
     assert [(entry["step"], entry["size"]) for entry in journal] == steps_and_sizes
     replay(journal)

@@ -1,4 +1,6 @@
-"""The examples as a user runs them: under horovodrun with our optimizer and with Horovod's. digits.py first, which shows most."""
+"""The examples as a user runs them: under horovodrun with our optimizer and with Horovod's. digits.py first, which
+shows most.
+"""
 
 import re
 import shutil
@@ -53,7 +55,9 @@ def test_every_epoch_shows_loss_and_accuracy(ours):
 
 
 def test_output_is_no_flood(ours):
-    """There is no terminal here, so every redrawn bar counts: first and last of an epoch, and two per second between."""
+    """There is no terminal here, so every redrawn bar counts: first and last of an epoch, and two per second
+    between.
+    """
     seconds = float(re.search(r"trained in ([\d.]+) s", ours)[1])
     assert ours.count("epoch ") <= 3 * 3 + 2 * seconds + 1
     assert "[1]<std" not in ours  # rank 1 is silent
@@ -108,11 +112,12 @@ def test_runs_as_one_process(arguments):
     assert STEP.search(done.stdout)[1] == "1"
 
 
-# ---- The scripts that Horovod's users start from, small, once with Horovod and once with every layer as factors that can be
+# ---- The scripts that Horovod's users start from, small, once with Horovod and once with every layer as factors that
+# can be
 
 SMALL_PICTURES = ["--width", "8", "--image-size", "32", "--batch-size", "4"]
-# Relative, of each loss. Both libraries round the same sums in another order, and in half precision one rounds gradients, the other
-# factors. Measured: 4e-6 at most; a gradient that is wrong in one layer shows in the third digit.
+# Relative, of each loss. Both libraries round the same sums in another order, and in half precision one rounds
+# gradients, the other factors. Measured: 4e-6 at most; a gradient that is wrong in one layer shows in the third digit.
 TOLERANCE = 1e-4
 
 
@@ -222,7 +227,9 @@ ELASTIC = [
 
 
 def test_elastic_benchmark_goes_back_to_the_last_commit():
-    """From iteration 4 to the end of 2: both libraries start again in the same processes and come to the same losses."""
+    """From iteration 4 to the end of 2: both libraries start again in the same processes and come to the same
+    losses.
+    """
     ours, horovods = (
         run("elastic_synthetic_benchmark", *ELASTIC),
         run("elastic_synthetic_benchmark", *ELASTIC, "--horovod"),

@@ -1,4 +1,6 @@
-"""What importing says when something does not fit (acceptance of section 1: both versions named, and what to rebuild)."""
+"""What importing says when something does not fit (acceptance of section 1: both versions named, and what to
+rebuild).
+"""
 
 import subprocess
 import sys
@@ -45,7 +47,8 @@ def test_needs_no_build_tools_when_it_runs():
     """Python >= 3.12 has no distutils, and setuptools is not installed with it."""
     code = (
         "import sys\n"
-        "sys.modules.update(dict.fromkeys(('setuptools', 'distutils', 'pkg_resources', 'wheel', 'pybind11', 'cmake', 'ninja')))\n"
+        "tools = ('setuptools', 'distutils', 'pkg_resources', 'wheel', 'pybind11', 'cmake', 'ninja')\n"
+        "sys.modules.update(dict.fromkeys(tools))\n"
         "import poseidon_hvd, poseidon_hvd.torch, horovod.runner.launch\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -1,4 +1,5 @@
-"""The ways to start ranks: horovodrun with hosts on the command line and in a file, horovod.run() from Python, over ssh to other hosts.
+"""The ways to start ranks: horovodrun with hosts on the command line and in a file, horovod.run() from Python, over ssh
+to other hosts.
 
 Every rank trains with Horovod's optimizer and with ours, so each way is tried with both.
 """
@@ -22,7 +23,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 WORDS = ["two words", "$HOME", "it's", '"', "*"]
 NOTE = 'a value; with $HOME, "quotes" and an = sign'
 GIVEN = {"POSEIDON_POLICY": "sfb", "NOTE_FOR_RANKS": NOTE}
-# 3 slots, of which the second name's is on the other "host": (local rank, local size), (cross rank, cross size) of each rank.
+# 3 slots, of which the second name's is on the other "host": (local rank, local size), (cross rank, cross size) of each
+# rank.
 HOSTS = "localhost:2,127.0.0.1:1"
 PLACES = [([0, 2], [0, 2]), ([1, 2], [0, 1]), ([0, 1], [1, 2])]
 
@@ -30,7 +32,9 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def check(reports, places):
-    """All ranks are where they should be, got the environment, and trained to the same parameters, with factors and as Horovod does."""
+    """All ranks are where they should be, got the environment, and trained to the same parameters, with factors and
+    as Horovod does.
+    """
     assert [told["rank"] for told in reports] == list(range(len(places)))
     assert [(told["local"], told["cross"]) for told in reports] == places
     for told in reports:

@@ -1,9 +1,10 @@
 """Training programs drawn at random, compared with PyTorch alone: ``programs`` draws, runs and judges them.
 
-``POSEIDON_PROGRAMS`` says how many, ``POSEIDON_PROGRAMS_SEED`` which ones. A failure prints the shrunk program; saved to a file,
-``PYTHONPATH=tests python -m programs.run FILE`` runs it again.
+``POSEIDON_PROGRAMS`` says how many, ``POSEIDON_PROGRAMS_SEED`` which ones. A failure prints the shrunk program; saved
+to a file, ``PYTHONPATH=tests python -m programs.run FILE`` runs it again.
 """
 
+import contextlib
 import os
 from typing import Callable
 
@@ -98,10 +99,8 @@ def _zero_grad_that_does_nothing(machine, base):
     zero_grad = optimizer.zero_grad
 
     def quiet(*args, **kwargs):
-        try:
+        with contextlib.suppress(AssertionError):
             zero_grad(*args, **kwargs)
-        except AssertionError:
-            pass
 
     optimizer.zero_grad = quiet
     return optimizer

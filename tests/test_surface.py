@@ -1,7 +1,8 @@
-"""Everything public of horovod.torch, down to methods of classes in its submodules, is under our names and takes the same arguments.
+"""Everything public of horovod.torch, down to methods of classes in its submodules, is under our names and takes the
+same arguments.
 
-test_api.py compares the packages' own names and the optimizer's behaviour. Here Horovod is walked, so that nothing is forgotten because
-nobody listed it.
+test_api.py compares the packages' own names and the optimizer's behaviour. Here Horovod is walked, so that nothing is
+forgotten because nobody listed it.
 """
 
 import importlib
@@ -128,14 +129,17 @@ def test_same_names_and_signatures(package, module):
 @pytest.mark.parametrize(
     "statement",
     [
-        "import {} as hvd; hvd.elastic.run, hvd.elastic.TorchState, hvd.elastic.ElasticSampler, hvd.elastic.state.TorchState",
-        "import {} as hvd; hvd.mpi_ops.allreduce_async_, hvd.optimizer.DistributedOptimizer, hvd.compression.Compression.fp16",
+        "import {} as hvd; hvd.elastic.run, hvd.elastic.TorchState, hvd.elastic.ElasticSampler, "
+        "hvd.elastic.state.TorchState",
+        "import {} as hvd; hvd.mpi_ops.allreduce_async_, hvd.optimizer.DistributedOptimizer, "
+        "hvd.compression.Compression.fp16",
         "import {}.elastic as elastic; elastic.run",
         "from {} import elastic, mpi_ops, optimizer, SyncBatchNorm, HorovodInternalError",
         "from {}.elastic import run, TorchState, ElasticSampler",
         "from {}.elastic.state import TorchState, ObjectState, get_handler_registry",
         "from {}.elastic.sampler import ElasticSampler",
-        "from {}.mpi_ops import allreduce_async_, synchronize, size, rank, Average, Sum, ProcessSet, global_process_set",
+        "from {}.mpi_ops import allreduce_async_, synchronize, size, rank, Average, Sum, "
+        "ProcessSet, global_process_set",
         "from {}.functions import broadcast_object, broadcast_optimizer_state",
         "from {}.compression import Compression",
         "from {}.sync_batch_norm import SyncBatchNorm",

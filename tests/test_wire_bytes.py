@@ -1,4 +1,6 @@
-"""Bytes on the wire: interface counters of two hosts and the engine's own counters against the formulas (acceptance 3)."""
+"""Bytes on the wire: interface counters of two hosts and the engine's own counters against the formulas (acceptance
+3).
+"""
 
 import json
 import os

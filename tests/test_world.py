@@ -266,10 +266,10 @@ def test_warnings_are_each_ranks_own():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for i in range(20):
-                warnings.warn(f"{rank.rank}.{i}")
+                warnings.warn(f"{rank.rank}.{i}", stacklevel=1)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore" if rank.rank else "default")
-                    warnings.warn("inner", DeprecationWarning)
+                    warnings.warn("inner", DeprecationWarning, stacklevel=1)
                 time.sleep(0)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "bad")

@@ -46,7 +46,7 @@ def _horovod(torch_version):
     try:
         import horovod.torch as hvd
 
-        hvd.mpi_ops  # missing where Horovod was built without torch
+        _ = hvd.mpi_ops  # missing where Horovod was built without torch
     except (ImportError, AttributeError, RuntimeError) as error:
         raise BuildError(
             f"Horovod {horovod.__version__} does not import with torch {torch_version}: {error}. "

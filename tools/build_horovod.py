@@ -231,13 +231,7 @@ def build_wheel(torch, cache_dir, jobs):
 
 def probe():
     """(the words PROBE prints, or None if Horovod does not import; the error text)."""
-    result = subprocess.run(
-        [sys.executable, "-c", PROBE],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tempfile.gettempdir(),
-    )
+    result = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, cwd=tempfile.gettempdir())
     return (result.stdout.split() if result.returncode == 0 else None), result.stderr
 
 

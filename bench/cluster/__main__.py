@@ -19,7 +19,9 @@ _EXIT_ERROR = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status: 0, 2 for an error of the cluster, or that of the command that was run."""
+    """Runs one command and returns its exit status: 0, 2 for an error of the cluster, or that of the command that
+    was run.
+    """
     options = _parser().parse_args(arguments)
     try:
         return options.handler(options)

@@ -28,8 +28,9 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 class Cluster:
     """N hosts on this machine, each in namespaces of its own, joined by links of one rate.
 
-    ``with Cluster(hosts=4, rate="200mbit") as cluster:`` makes it and takes it down, also on an exception, SIGINT, SIGTERM, SIGHUP or
-    exit. After SIGKILL the next ``Cluster`` or ``python -m bench.cluster down`` cleans up. Not thread-safe.
+    ``with Cluster(hosts=4, rate="200mbit") as cluster:`` makes it and takes it down, also on an exception, SIGINT,
+    SIGTERM, SIGHUP or exit. After SIGKILL the next ``Cluster`` or ``python -m bench.cluster down`` cleans up. Not
+    thread-safe.
 
     Args:
         hosts: number of hosts, named host0, host1, ...
@@ -103,7 +104,10 @@ class Cluster:
             raise
 
     def stop(self) -> None:
-        """Takes the cluster down if this object made it. Idempotent and bounded in time; a signal meanwhile takes effect afterwards."""
+        """Takes the cluster down if this object made it.
+
+        Idempotent and bounded in time; a signal meanwhile takes effect afterwards.
+        """
         try:
             with signals.deferred():
                 if self._owner_pid == os.getpid():  # a fork inherits this object, not the cluster
@@ -141,7 +145,10 @@ class Cluster:
         return network.shaped_rates(self._layout)
 
     def byte_counters(self) -> dict[str, tuple[int, int]]:
-        """{host: (sent, received)} bytes of each host's interface since the cluster came up. See docs/cluster.md on headers."""
+        """{host: (sent, received)} bytes of each host's interface since the cluster came up.
+
+        See docs/cluster.md on headers.
+        """
         return network.byte_counters(self._layout)
 
     def popen(self, host: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
@@ -197,7 +204,8 @@ class Cluster:
     ) -> subprocess.CompletedProcess[str]:
         """Runs a training command with an unmodified horovodrun, one rank a host, launched from host0.
 
-        This Python's directory comes first in PATH, and the repository in PYTHONPATH so that ranks can import ``bench``.
+        This Python's directory comes first in PATH, and the repository in PYTHONPATH so that ranks can import
+        ``bench``.
 
         Args:
             argv: the training command, such as ["python", "train.py"].
@@ -249,7 +257,8 @@ class Cluster:
             if found is not None and (found.usable or found.owner_alive):
                 holder = "it stands by itself" if found.owner_pid is None else f"process {found.owner_pid} holds it"
                 raise ClusterError(
-                    f"cluster {self.name!r} is up ({holder}): python -m bench.cluster down --name {self.name}, or another --name"
+                    f"cluster {self.name!r} is up ({holder}): python -m bench.cluster down "
+                    f"--name {self.name}, or another --name"
                 )
             teardown.remove_cluster(self.name)
             self._owner_pid = os.getpid()

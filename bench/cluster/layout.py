@@ -51,7 +51,8 @@ class Layout:
             raise ClusterError(f"bad number of hosts {self.hosts}: 1 to {_MAX_HOSTS}")
         if self.cores and self.hosts % len(self.cores) != 0 and len(self.cores) % self.hosts != 0:
             raise ClusterError(
-                f"{len(self.cores)} cores cannot be shared out evenly among {self.hosts} hosts: choose another number of hosts"
+                f"{len(self.cores)} cores cannot be shared out evenly among {self.hosts} hosts: "
+                "choose another number of hosts"
             )
 
     @property

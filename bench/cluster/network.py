@@ -1,7 +1,7 @@
 """Namespaces and links of a cluster: a bridge in a namespace of its own, one veth pair to each host.
 
-Both ends of a link are made inside the namespaces, so the machine's own network never sees an interface, an address or a route.
-pyroute2 is imported where it is used: without it the rest of the package still loads.
+Both ends of a link are made inside the namespaces, so the machine's own network never sees an interface, an address or
+a route. pyroute2 is imported where it is used: without it the rest of the package still loads.
 """
 
 from __future__ import annotations
@@ -105,9 +105,10 @@ def byte_counters(layout: Layout) -> dict[str, tuple[int, int]]:
 def _route(namespace: str) -> Iterator[Any]:
     from pyroute2 import IPRoute
 
-    # To open a socket in another namespace pyroute2 forks, and ends the child by SIGTERM. A Python handler for it that raises would
-    # unwind this stack in the child and take our sockets out of the epoll sets that both share: then we wait for ever. With the signal
-    # held back the child ends by itself. And an exception raised in one of Python's fork hooks would be lost.
+    # To open a socket in another namespace pyroute2 forks, and ends the child by SIGTERM. A Python handler for it that
+    # raises would unwind this stack in the child and take our sockets out of the epoll sets that both share: then we
+    # wait for ever. With the signal held back the child ends by itself. And an exception raised in one of Python's fork
+    # hooks would be lost.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     try:
         ip = IPRoute(netns=namespace, flags=0)  # flags=0: a missing namespace is an error, not created
@@ -122,7 +123,9 @@ def _index(ip: Any, interface: str) -> int:
 
 
 def _set_congestion_control(layout: Layout, host: str) -> None:
-    """For every connection between hosts, by the route: a namespace may not choose what the machine does not allow all users to choose."""
+    """For every connection between hosts, by the route: a namespace may not choose what the machine does not allow
+    all users to choose.
+    """
     route = [
         "route",
         "replace",
@@ -146,5 +149,8 @@ def _set_congestion_control(layout: Layout, host: str) -> None:
 
 def _disable_ipv6(namespace: str) -> None:
     """Keeps neighbour discovery, which the kernel starts by itself, out of the counters."""
-    script = "cd /proc/sys/net/ipv6/conf 2>/dev/null || exit 0; for scope in all default; do echo 1 > $scope/disable_ipv6; done"
+    script = (
+        "cd /proc/sys/net/ipv6/conf 2>/dev/null || exit 0; "
+        "for scope in all default; do echo 1 > $scope/disable_ipv6; done"
+    )
     subprocess.run(["ip", "netns", "exec", namespace, "sh", "-c", script], check=True, timeout=10)

@@ -24,7 +24,8 @@ _KILL_SECONDS = 5.0
 
 
 def inside(layout: Layout, host: str, argv: Sequence[str]) -> list[str]:
-    """The command that runs ``argv`` in a host's namespace, under its name, with its /etc files, and on its cores if it has its own.
+    """The command that runs ``argv`` in a host's namespace, under its name, with its /etc files, and on its cores if it
+    has its own.
 
     Every link of the chain replaces the one before, so the process started is in the end ``argv`` itself.
     """
@@ -114,7 +115,9 @@ def run_bounded(
 
 
 def start_time(pid: int) -> int | None:
-    """Start of a process in clock ticks since boot, which tells it from a later one of the same number; None if it has ended."""
+    """Start of a process in clock ticks since boot, which tells it from a later one of the same number; None if it
+    has ended.
+    """
     try:
         with open(f"/proc/{pid}/stat") as stat:
             fields = stat.read().rpartition(")")[2].split()  # the command, in brackets, may hold spaces

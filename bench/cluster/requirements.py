@@ -41,7 +41,8 @@ def available() -> tuple[bool, str]:
         return True, ""
     return (
         False,
-        f"the virtual cluster needs {'; '.join(missing)}. Without it use --local (loopback, no shaping, no bandwidth claims)",
+        f"the virtual cluster needs {'; '.join(missing)}. Without it use --local "
+        "(loopback, no shaping, no bandwidth claims)",
     )
 
 
@@ -78,7 +79,8 @@ def _probe() -> list[str]:
             return []
         except Exception as error:  # of netlink, mount or unshare, each with its own type
             return [
-                f"the right to make namespaces, and veth, bridge, sch_tbf and tcp_cubic in the kernel: a trial failed with {error!r}"
+                f"the right to make namespaces, and veth, bridge, sch_tbf and tcp_cubic in the kernel: "
+                f"a trial failed with {error!r}"
             ]
         finally:
             teardown.remove_cluster(layout.name)

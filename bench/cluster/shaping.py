@@ -49,7 +49,8 @@ def parse_rate(text: str) -> int | None:
     bits = round(float(match[1]) * _UNITS[match[2]]) if match else 0
     if not _MIN_BITS <= bits <= _MAX_BITS:
         raise ClusterError(
-            f"bad rate {text!r}: a number and one of {', '.join(_UNITS)}, from 64kbit to 34gbit (200mbit, 1.5gbit), or {UNSHAPED}"
+            f"bad rate {text!r}: a number and one of {', '.join(_UNITS)}, "
+            f"from 64kbit to 34gbit (200mbit, 1.5gbit), or {UNSHAPED}"
         )
     return bits
 
@@ -65,9 +66,9 @@ def format_rate(bits: int | None) -> str:
 def token_bucket(bits: int) -> TokenBucket:
     """Chooses the bucket of a rate.
 
-    The burst is credit that an idle link hands out for free, so it is kept to one millisecond of the rate; less would lose bandwidth
-    whenever the timer comes late. A frame larger than the burst is cut up by the kernel at a cost in CPU time that all hosts share, so
-    slow links get smaller super-packets rather than a larger burst.
+    The burst is credit that an idle link hands out for free, so it is kept to one millisecond of the rate; less would
+    lose bandwidth whenever the timer comes late. A frame larger than the burst is cut up by the kernel at a cost in CPU
+    time that all hosts share, so slow links get smaller super-packets rather than a larger burst.
     """
     rate = bits // 8
     burst = max(rate // 1000, _SMALL_SUPERPACKET_BYTES + 4096)

@@ -22,9 +22,9 @@ _Handlers = dict[signal.Signals, Any]  # what signal.getsignal returned
 def deferred() -> Iterator[None]:
     """Holds SIGINT, SIGTERM and SIGHUP back; the first that came is delivered at the end.
 
-    An exception raised from a handler is lost where Python has nowhere to raise it (a fork hook, a finalizer), and can leave half a
-    namespace behind anywhere else. So work that must be whole runs in here; it has to be bounded in time. Python runs handlers in the
-    main thread only: in another thread this does nothing.
+    An exception raised from a handler is lost where Python has nowhere to raise it (a fork hook, a finalizer), and can
+    leave half a namespace behind anywhere else. So work that must be whole runs in here; it has to be bounded in time.
+    Python runs handlers in the main thread only: in another thread this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

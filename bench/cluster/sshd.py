@@ -1,6 +1,8 @@
-"""Logging in from one host to another: one key pair, one sshd per host, nothing of the machine's own ssh set-up touched.
+"""Logging in from one host to another: one key pair, one sshd per host, nothing of the machine's own ssh set-up
+touched.
 
-``ip netns exec`` binds /etc/netns/NAMESPACE/{hosts,ssh} over /etc, so inside a host plain ``ssh host1`` finds port, key and known hosts.
+``ip netns exec`` binds /etc/netns/NAMESPACE/{hosts,ssh} over /etc, so inside a host plain ``ssh host1`` finds port, key
+and known hosts.
 """
 
 from __future__ import annotations

@@ -84,7 +84,10 @@ def all_names() -> list[str]:
 
 @contextlib.contextmanager
 def locked() -> Iterator[None]:
-    """Holds the machine's one lock on making and removing clusters; not reentrant. The kernel drops it when its holder dies."""
+    """Holds the machine's one lock on making and removing clusters; not reentrant.
+
+    The kernel drops it when its holder dies.
+    """
     RUN_ROOT.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(RUN_ROOT, os.O_RDONLY | os.O_DIRECTORY)
     try:

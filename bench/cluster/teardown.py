@@ -20,8 +20,8 @@ def known() -> set[str]:
 def remove_cluster(name: str) -> None:
     """Ends the processes inside a cluster's namespaces and removes namespaces and files. Nothing there is fine.
 
-    Whatever still carries the cluster's name is found, not only what the state file speaks of; that file goes last, so a teardown that
-    is cut short can be repeated.
+    Whatever still carries the cluster's name is found, not only what the state file speaks of; that file goes last, so
+    a teardown that is cut short can be repeated.
     """
     namespaces = network.leftovers().get(name, set())
     end_all(namespaces)
@@ -34,7 +34,10 @@ def remove_cluster(name: str) -> None:
 
 
 def remove_orphans() -> list[str]:
-    """Removes the clusters whose owner has died or is not recorded, and returns their names. The caller holds the lock."""
+    """Removes the clusters whose owner has died or is not recorded, and returns their names.
+
+    The caller holds the lock.
+    """
     orphans = [name for name in sorted(known()) if _is_orphan(name)]
     for name in orphans:
         remove_cluster(name)

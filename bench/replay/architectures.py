@@ -60,7 +60,8 @@ class _Convolutions:
         channels: Optional[int] = None,
         keep: bool = False,
     ) -> int:
-        """A convolution, by default padded to keep the size. ``channels``: read those of a branch; ``keep``: do not move on.
+        """A convolution, by default padded to keep the size. ``channels``: read those of a branch; ``keep``: do not
+        move on.
 
         Returns:
             Its output channels.
@@ -79,7 +80,10 @@ class _Convolutions:
         return out
 
     def chain(self, name: str, steps: Sequence[tuple]) -> int:
-        """A branch: convolutions one after another, each (out, kernel) or (out, kernel, stride, pad). Shape stays where it was."""
+        """A branch: convolutions one after another, each (out, kernel) or (out, kernel, stride, pad).
+
+        Shape stays where it was.
+        """
         start, into = (self.size, self.channels), self.channels
         for i, step in enumerate(steps):
             self.channels = into
@@ -207,7 +211,10 @@ def resnet(blocks: Sequence[int]) -> list[Layer]:
 
 
 def bert(blocks: int, hidden: int, tokens: int, vocabulary: int = 30522) -> list[Layer]:
-    """For pretraining. The word embedding is also the decoder's weight, so its gradient is complete only at the very end."""
+    """For pretraining.
+
+    The word embedding is also the decoder's weight, so its gradient is complete only at the very end.
+    """
     norm = (hidden, hidden)
     layers = [Layer("embeddings", 0.0, (vocabulary * hidden, 512 * hidden, 2 * hidden, *norm))]
     for i in range(blocks):

@@ -11,8 +11,9 @@ __all__ = ["Clock", "Replay", "sleep_until"]
 
 
 class Clock:
-    """Where a step stands. Sleeps end at fixed times after the step's begin, so that their errors do not add up and what a layer
-    really computes counts into its time."""
+    """Where a step stands. Sleeps end at fixed times after the step's begin, so that their errors do not add up and
+    what a layer really computes counts into its time.
+    """
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -76,8 +77,9 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """From a fully connected layer's output on. Its backward sleeps the layer's time *before* the layer's own node runs: neither
-    a whole gradient nor factors leave any earlier."""
+    """From a fully connected layer's output on. Its backward sleeps the layer's time *before* the layer's own node
+    runs: neither a whole gradient nor factors leave any earlier.
+    """
 
     @staticmethod
     def forward(ctx, y, replay, index):
@@ -94,8 +96,9 @@ class _Leave(torch.autograd.Function):
 class Replay(torch.nn.Module):
     """Calling it replays one forward pass and returns a scalar whose ``backward()`` replays the other.
 
-    Ranks have different rows: rank r multiplies a common x by r + 1 and a common d by 2 r + 1, so that the mean gradient is known.
-    Parameters are zeros, which nothing reads but the small real products. A copy for another system shares them and the rows.
+    Ranks have different rows: rank r multiplies a common x by r + 1 and a common d by 2 r + 1, so that the mean
+    gradient is known. Parameters are zeros, which nothing reads but the small real products. A copy for another system
+    shares them and the rows.
     """
 
     def __init__(self, layers: Sequence[ScaledLayer], clock: Clock, rank: int) -> None:
@@ -154,7 +157,10 @@ class Replay(torch.nn.Module):
         self.clock.end_backward()
 
     def wrong_gradients(self, ranks: int) -> Iterator[str]:
-        """Parameters whose gradient is not the mean over ``ranks``. Linear weights are probed with a vector, not multiplied out."""
+        """Parameters whose gradient is not the mean over ``ranks``.
+
+        Linear weights are probed with a vector, not multiplied out.
+        """
         scale = sum((r + 1) * (2 * r + 1) for r in range(ranks)) / ranks
         bias_scale = sum(2 * r + 1 for r in range(ranks)) / ranks
         for index, (layer, module) in enumerate(zip(self.layers, self.weights)):

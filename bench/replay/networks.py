@@ -1,4 +1,5 @@
-"""What is replayed: layers with their parameters and multiply-adds, and what the papers measured on one node and on many.
+"""What is replayed: layers with their parameters and multiply-adds, and what the papers measured on one node and on
+many.
 
 Tags: paper, abstract: read there. recalled: from memory, unverified. derived: arithmetic from the facts beside it.
 """

@@ -1,4 +1,7 @@
-"""From what the ranks measured to speedups, tables and a picture. All times are divided by the dilation, all bytes multiplied back."""
+"""From what the ranks measured to speedups, tables and a picture.
+
+All times are divided by the dilation, all bytes multiplied back.
+"""
 
 import pathlib
 from typing import Any, Optional
@@ -18,8 +21,9 @@ STAGES = ("pack", "queue", "wire", "handoff", "rebuild", "waited")
 def evaluate(network: Network, scale: Scale, hosts: int, bits: Optional[int], raw: dict[str, Any]) -> dict[str, Any]:
     """Per system: step time, speedup, where the time beyond the schedule went, bytes.
 
-    ``step_seconds`` is that of the slowest rank. ``late_seconds``: how late the slowest rank's last layer ended its backward, which
-    is processor contention here and not communication. ``exposed_seconds``: the rest beyond the schedule.
+    ``step_seconds`` is that of the slowest rank. ``late_seconds``: how late the slowest rank's last layer ended its
+    backward, which is processor contention here and not communication. ``exposed_seconds``: the rest beyond the
+    schedule.
     """
     found = {}
     for name, by_rank in raw["blocks"].items():
@@ -57,7 +61,9 @@ def evaluate(network: Network, scale: Scale, hosts: int, bits: Optional[int], ra
 
 
 def _stages(by_rank: list[list[dict[str, Any]]], scale: Scale, steps: int) -> Optional[dict[str, Any]]:
-    """Seconds per step, mean over ranks and maximum over ranks, of each stage of each scheme of ``optimizer.stats()``."""
+    """Seconds per step, mean over ranks and maximum over ranks, of each stage of each scheme of
+    ``optimizer.stats()``.
+    """
     if by_rank[0][0]["before"] is None:
         return None
 
@@ -149,7 +155,8 @@ def print_tables(
         console.print(stages)
     if any(tails.values()):
         table = Table(
-            title="How a step ends on rank 0: first layer's tensors in Horovod's timeline, ms after backward, of some extra steps"
+            title="How a step ends on rank 0: first layer's tensors in Horovod's timeline, "
+            "ms after backward, of some extra steps"
         )
         for column in ("system", *MARKS):
             table.add_column(column.replace("_", " "), justify="left" if column == "system" else "right")
@@ -176,7 +183,7 @@ def draw(path: pathlib.Path, title: str, network: Network, hosts: int, found: di
     figure, axes = pyplot.subplots(figsize=(8, 0.9 + 0.42 * len(bars)), layout="constrained")
     places = range(len(bars))[::-1]
     axes.barh(list(places), [value for _, value, _, _ in bars], color=[colour for *_, colour in bars])
-    for place, (name, e) in zip(places, found.items()):
+    for place, e in zip(places, found.values()):
         low, high = (100 * e[key] / hosts for key in ("speedup_p10", "speedup_p90"))
         axes.plot([low, high], [place, place], color="black", linewidth=1.5)
     for place, (_, value, text, _) in zip(places, bars):

@@ -60,7 +60,10 @@ def link_bits(text: str) -> Optional[int]:
 
 @dataclasses.dataclass(frozen=True)
 class ScaledLayer:
-    """What a rank really allocates. ``rows`` is of one rank and step; 0 and no features for a layer that is not linear."""
+    """What a rank really allocates.
+
+    ``rows`` is of one rank and step; 0 and no features for a layer that is not linear.
+    """
 
     name: str
     tensors: tuple[int, ...]
@@ -103,8 +106,8 @@ class Schedule:
 def schedule(network: Network, scale: Scale, extra_backward: Optional[Mapping[int, float]] = None) -> Schedule:
     """The published step time of one node, spread over layers by their multiply-adds.
 
-    Backward counts twice the multiply-adds of forward (input and weight gradient), in the first layer once: nothing needs the
-    gradient of the data. ``extra_backward``: seconds, not dilated, that layers take longer.
+    Backward counts twice the multiply-adds of forward (input and weight gradient), in the first layer once: nothing
+    needs the gradient of the data. ``extra_backward``: seconds, not dilated, that layers take longer.
     """
     layers = network.layers()
     forward = [layer.macs for layer in layers]
@@ -132,7 +135,9 @@ def flops_per_second(network: Network) -> float:
 
 
 def rebuild_seconds(network: Network, layer: Layer, ranks: int) -> float:
-    """What the published processor would need to rebuild a gradient from all ranks' factors, less the local product that it replaces."""
+    """What the published processor would need to rebuild a gradient from all ranks' factors, less the local product
+    that it replaces.
+    """
     fc = layer.linear
     if fc is None:
         return 0.0

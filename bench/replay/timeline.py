@@ -1,4 +1,6 @@
-"""How a step ends: Horovod's timeline of the first layer's tensors, which backward yields last and nothing is left to hide."""
+"""How a step ends: Horovod's timeline of the first layer's tensors, which backward yields last and nothing is left
+to hide.
+"""
 
 import json
 import pathlib
@@ -9,13 +11,15 @@ import numpy as np
 
 __all__ = ["MARKS", "spans", "tails"]
 
-# Seconds after the rank's own backward: when Horovod took the tensors up, when all ranks had them, when their collective began and
-# ended, and when the step ended; and how long a collective that began before still kept the wire.
+# Seconds after the rank's own backward: when Horovod took the tensors up, when all ranks had them, when their
+# collective began and ended, and when the step ended; and how long a collective that began before still kept the wire.
 MARKS = ("taken_up", "agreed", "begun", "ended", "step_ended", "wire_busy")
 
 
 def spans(path: pathlib.Path) -> list[dict[str, Any]]:
-    """``tensor``, ``what``, ``begin`` and ``end`` (seconds since the epoch) of everything that the timeline recorded."""
+    """``tensor``, ``what``, ``begin`` and ``end`` (seconds since the epoch) of everything that the timeline
+    recorded.
+    """
     text = path.read_text().rstrip().rstrip(",")
     events = json.loads(text if text.endswith("]") else text + "]")
     origin = next(
@@ -45,7 +49,10 @@ def spans(path: pathlib.Path) -> list[dict[str, Any]]:
 def tails(
     path: pathlib.Path, backward_ends: Sequence[float], step_ends: Sequence[float], dilation: float
 ) -> dict[str, float]:
-    """Median of each of ``MARKS`` over steps, in undilated seconds. The times passed in are seconds since the epoch on the same rank."""
+    """Median of each of ``MARKS`` over steps, in undilated seconds.
+
+    The times passed in are seconds since the epoch on the same rank.
+    """
     recorded = spans(path)
     steps = [_tail(recorded, backward_end, step_end) for backward_end, step_end in zip(backward_ends, step_ends)]
     steps = [step for step in steps if step]

@@ -1,7 +1,8 @@
 """One rank of a replay: ``python -m bench.replay.worker FOLDER`` under horovodrun; ``bench.replay`` starts it.
 
-FOLDER/spec.json says what to do, FOLDER/result.json is what rank 0 leaves. All ranks run on one machine and share its monotonic
-clock, so the time of a step is exact: from the moment the last rank ended the step before to the moment the last rank ends this one.
+FOLDER/spec.json says what to do, FOLDER/result.json is what rank 0 leaves. All ranks run on one machine and share its
+monotonic clock, so the time of a step is exact: from the moment the last rank ended the step before to the moment the
+last rank ends this one.
 """
 
 import gc
@@ -158,7 +159,9 @@ def run(spec: dict[str, Any], folder: pathlib.Path) -> None:
 
 
 def _timeline(runner: Runner, steps: int, folder: pathlib.Path) -> tuple:
-    """Some more steps, which count for nothing, under Horovod's timeline: its path, and when backward passes and steps ended here."""
+    """Some more steps, which count for nothing, under Horovod's timeline: its path, and when backward passes and
+    steps ended here.
+    """
     path = folder / f"timeline-{runner.name}.json"
     epoch = time.time() - time.monotonic()
     hvd.start_timeline(str(path))
@@ -170,7 +173,10 @@ def _timeline(runner: Runner, steps: int, folder: pathlib.Path) -> tuple:
 
 
 def _wait_until_shaped(folder: pathlib.Path) -> None:
-    """Warming up ran at full speed. Now the links get their rate: whoever started us sees the one file and makes the other."""
+    """Warming up ran at full speed.
+
+    Now the links get their rate: whoever started us sees the one file and makes the other.
+    """
     hvd.barrier()
     if hvd.rank() == 0:
         (folder / "warm").touch()

@@ -1,4 +1,6 @@
-"""Horovod's collectives under our name, and the places where plain Horovod 0.28.1 fails or differs, next to what we do there."""
+"""Horovod's collectives under our name, and the places where plain Horovod 0.28.1 fails or differs, next to what we
+do there.
+"""
 
 import copy
 import pickle
@@ -162,7 +164,9 @@ def adasum_is_horovods(rank):
 
 @case(real=HOROVOD, ranks=(2,))
 def grad_scaler(rank):
-    """scale, backward, synchronize, unscale, clip, step; in the second step one rank's loss is infinite and both leave it out."""
+    """scale, backward, synchronize, unscale, clip, step; in the second step one rank's loss is infinite and both
+    leave it out.
+    """
     for model, optimizer in pair(rank):
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
         for step in range(3):
@@ -181,7 +185,10 @@ def grad_scaler(rank):
 
 @case(real=HOROVOD, ranks=(2,))
 def copies_after_wrapping(rank):
-    """Of model and optimizer. The class of a wrapped optimizer has no name that it could be imported by, in neither library."""
+    """Of model and optimizer.
+
+    The class of a wrapped optimizer has no name that it could be imported by, in neither library.
+    """
     for model, optimizer in pair(rank):
         steps(rank, model, optimizer)
         for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.deepcopy((model, optimizer))[0]):
@@ -350,7 +357,9 @@ def lbfgs(rank):
 
 @case(real=HOROVOD, ranks=(2,))
 def gradients_changed_between_passes(rank):
-    """The one thing that Horovod can and factors cannot: rows that were kept do not show what was done to their product."""
+    """The one thing that Horovod can and factors cannot: rows that were kept do not show what was done to their
+    product.
+    """
     for (model, optimizer), refuses in zip(pair(rank, backward_passes_per_step=2), (False, True)):
         for step in range(2):
             optimizer.zero_grad()
@@ -417,7 +426,10 @@ def more_backward_passes_than_announced(rank):
 
 @case(real=HOROVOD, ranks=(2,))
 def module_checkpointed_twice_reentrant(rank):
-    """Its gradient arrives twice in one backward, which counts as two backward passes. The other kind of checkpointing has no such limit."""
+    """Its gradient arrives twice in one backward, which counts as two backward passes.
+
+    The other kind of checkpointing has no such limit.
+    """
     for model, optimizer in pair(rank):
         x = rank.random(0, 6, 12).float().requires_grad_()
         h = checkpoint(model[0], x, use_reentrant=True) + checkpoint(model[0], 2 * x, use_reentrant=True)

@@ -1,4 +1,6 @@
-"""Gradients that are allreduced in slices: several in one buffer, of which ``.grad`` are parts, or one alone, in place."""
+"""Gradients that are allreduced in slices: several in one buffer, of which ``.grad`` are parts, or one alone, in
+place.
+"""
 
 import gc
 import time
@@ -422,7 +424,9 @@ def two_optimizers_and_a_process_set(rank):
 
 
 def clipped(rank, dense, thetas=(None,)):
-    """Parameters after two clipped steps under each theta, which wraps the optimizer again; every gradient is checked on the way."""
+    """Parameters after two clipped steps under each theta, which wraps the optimizer again; every gradient is
+    checked on the way.
+    """
     torch.manual_seed(7)
     model = mlp()
     for i, theta in enumerate(thetas):
@@ -549,7 +553,9 @@ def model_converted_between_steps(rank):
 
 @case(real="plain Horovod beside")
 def bits_are_those_of_horovod(rank):
-    """A message of ours and one of Horovod's with the same content. float64 is left to fusion, so its messages may be others."""
+    """A message of ours and one of Horovod's with the same content. float64 is left to fusion, so its messages may
+    be others.
+    """
     for op in (hvd.Average, hvd.Sum):
         for dtype in (torch.float32, torch.float16):
             for elements in (7, 300_000):

@@ -319,7 +319,9 @@ def more_rows_than_one_collective_takes(rank):
 
 @case
 def bytes_as_predicted(rank):
-    """12 different ids on every rank in every step: the message has the bytes that the plan says, id and flag included."""
+    """12 different ids on every rank in every step: the message has the bytes that the plan says, id and flag
+    included.
+    """
 
     def run(m, t):
         loss_of(m(torch.cat([torch.arange(12), torch.arange(12)]))).backward()

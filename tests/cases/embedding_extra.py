@@ -1,4 +1,6 @@
-"""Embedding tables whose gradient comes, wholly or in part, from elsewhere than their own calls; autograd used in other ways."""
+"""Embedding tables whose gradient comes, wholly or in part, from elsewhere than their own calls; autograd used in
+other ways.
+"""
 
 import torch
 from harness.compare import check, reasons_of, schemes_of, sgd

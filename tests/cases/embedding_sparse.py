@@ -15,7 +15,10 @@ def sparse_adam(parameters):
 
 
 def sparse_adam_case(rank, used, **options):
-    """Steps of SparseAdam on which ``used`` says where the table is used. Returns how many rows each gradient had, all sparse."""
+    """Steps of SparseAdam on which ``used`` says where the table is used.
+
+    Returns how many rows each gradient had, all sparse.
+    """
     sizes = []
 
     def zero(m, o):

@@ -377,7 +377,9 @@ def weight_used_before_and_after_its_calls(rank):
 
 @case
 def transformer_encoder_layer(rank):
-    """Attention's output projection passes its weight to a functional kernel: whatever its scheme, the gradient must be right."""
+    """Attention's output projection passes its weight to a functional kernel: whatever its scheme, the gradient must
+    be right.
+    """
 
     def build():
         return torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0)
@@ -396,7 +398,9 @@ def transformer_batch_first_without_fast_path(rank):
 
 @case
 def in_projection_as_three_linears(rank):
-    """kdim/vdim differ from the embedding: attention projects with three weights and one bias, of which it passes slices."""
+    """kdim/vdim differ from the embedding: attention projects with three weights and one bias, of which it passes
+    slices.
+    """
 
     class Model(Module):
         def __init__(self):
@@ -414,7 +418,9 @@ def in_projection_as_three_linears(rank):
 
 @case
 def more_rows_than_one_collective_takes(rank):
-    """Every rank multiplies its own factors then and sends the product as an extra gradient; the layer is dense until it is looked at again."""
+    """Every rank multiplies its own factors then and sends the product as an extra gradient; the layer is dense
+    until it is looked at again.
+    """
     module = sys.modules["poseidon_hvd.optimizer"]
     module._MAX_GATHERED_ELEMENTS = 10
     try:

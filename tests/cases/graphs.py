@@ -1,4 +1,6 @@
-"""What users do to the autograd graph: checkpointing, in-place operations, second derivatives, partial backwards, hooks."""
+"""What users do to the autograd graph: checkpointing, in-place operations, second derivatives, partial backwards,
+hooks.
+"""
 
 import torch
 from harness.compare import check, expect_error, schemes_of, sgd
@@ -242,8 +244,8 @@ def gradient_penalty_on_parameters(rank):
         inner = torch.autograd.grad(loss, [m[0].weight], create_graph=True)[0]
         (loss + 0.1 * inner.pow(2).sum()).backward()
 
-    # The first weight acts through its own output only, also in the second term, so its factors still tell all. The second
-    # one is used by the inner backward too. SiLU: a second derivative that is nowhere constant.
+    # The first weight acts through its own output only, also in the second term, so its factors still tell all. The
+    # second one is used by the inner backward too. SiLU: a second derivative that is nowhere constant.
     check(
         rank,
         lambda: Sequential(Linear(12, 16), torch.nn.SiLU(), Linear(16, 4)),
@@ -295,7 +297,9 @@ def tensor_hook_that_only_looks(rank):
 
 @case
 def tensor_hook_added_later(rank):
-    """Registered after the plan: that step's gradient is ordinary, all of it extra, and the layer dense from then on."""
+    """Registered after the plan: that step's gradient is ordinary, all of it extra, and the layer dense from then
+    on.
+    """
 
     def before(m, step):
         if step == 2:
@@ -341,7 +345,10 @@ def tensor_hook_on_one_rank(rank):
 
 @case
 def post_accumulate_grad_hook(rank):
-    """Sees the local gradient before it is sent, and may change it. A hook of the user's runs before ours in both systems."""
+    """Sees the local gradient before it is sent, and may change it.
+
+    A hook of the user's runs before ours in both systems.
+    """
 
     def prepare(m):
         def triple(p):

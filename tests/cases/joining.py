@@ -1,4 +1,6 @@
-"""hvd.join() on ranks that have fewer steps than others, with uneven_steps: factors while all are there, allreduce while one is missing."""
+"""hvd.join() on ranks that have fewer steps than others, with uneven_steps: factors while all are there, allreduce
+while one is missing.
+"""
 
 import torch
 from harness.compare import expect_error, relative_error, schemes_of
@@ -105,7 +107,9 @@ def layers_that_some_ranks_do_not_use(rank):
 
 @case(real=JOIN, seconds=120)
 def gradients_that_are_there_before_backward(rank):
-    """Zeros in steps 1 and 3, something in step 4, in which ranks are missing: in another one it would end the layers' factors."""
+    """Zeros in steps 1 and 3, something in step 4, in which ranks are missing: in another one it would end the
+    layers' factors.
+    """
 
     def step(library, optimizer, model, index):
         if index in (1, 3, 4):
@@ -145,7 +149,10 @@ def tables_with_dense_gradients(rank):
 
 @case(real=JOIN, seconds=120)
 def tables_with_sparse_gradients(rank):
-    """Plain Horovod gathers those and cannot go on after a join, so there they are made dense. Some ranks have none in some steps."""
+    """Plain Horovod gathers those and cannot go on after a join, so there they are made dense.
+
+    Some ranks have none in some steps.
+    """
     dense = {"sparse_as_dense": True}
     for policy, scheme in (("sfb", "row-sparse"), ("allreduce", "sparse_allgather")):
         step = words(rank, lambda index: index == 0 or (index + rank.rank) % 3)
@@ -193,7 +200,9 @@ def plans_are_put_off(rank):
 
 @case(real=JOIN, seconds=120)
 def forward_and_half_a_step_before_the_join(rank):
-    """A rank is bound to a step only once a gradient is complete: a forward, or one of two passes, does not count it among the others."""
+    """A rank is bound to a step only once a gradient is complete: a forward, or one of two passes, does not count it
+    among the others.
+    """
     results = []
     for library, wrap in ((rank.horovod, {}), (hvd, {"policy": "sfb", "uneven_steps": True})):
         torch.manual_seed(7)

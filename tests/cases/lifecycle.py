@@ -91,7 +91,8 @@ def memory_does_not_grow_with_steps(rank):
 
     before = steps(20)
     grown = steps(60) - before
-    # One step allocates 2 MB of gradients and 0.3 MB of factors: a leak of either in each step would show as 18 MB at least.
+    # One step allocates 2 MB of gradients and 0.3 MB of factors: a leak of either in each step would show as 18 MB at
+    # least.
     assert grown < 12 * 2**20, f"{grown / 2**20:.1f} MiB more after 60 steps"
 
 
@@ -129,7 +130,9 @@ def model_that_dies_with_graphs_alive(rank):
 
 @case
 def copies_of_the_model(rank):
-    """deepcopy, pickle and torch.save of a model that is being trained; the copies are nobody's and compute local gradients."""
+    """deepcopy, pickle and torch.save of a model that is being trained; the copies are nobody's and compute local
+    gradients.
+    """
     model, optimizer = trained(rank)
     buffer = io.BytesIO()
     torch.save(model, buffer)
@@ -148,7 +151,10 @@ def copies_of_the_model(rank):
 
 @case
 def copy_of_the_optimizer(rank):
-    """deepcopy works, as in Horovod, and leaves the original alone. (Neither's copy can be stepped: torch copies groups and state.)"""
+    """deepcopy works, as in Horovod, and leaves the original alone.
+
+    (Neither's copy can be stepped: torch copies groups and state.)
+    """
     model, optimizer = trained(rank)
     twin_model, twin = copy.deepcopy((model, optimizer))
     assert twin.param_groups[0]["params"][0] is twin_model[0].weight
@@ -161,7 +167,9 @@ def copy_of_the_optimizer(rank):
 
 @case
 def state_dict_round_trip(rank):
-    """Straight on, or saved and loaded into a new model and optimizer: the same parameters, bit for bit (both have a plan)."""
+    """Straight on, or saved and loaded into a new model and optimizer: the same parameters, bit for bit (both have a
+    plan).
+    """
     model, optimizer = trained(rank)
     assert optimizer.state_dict().keys() == sgd(mlp().parameters()).state_dict().keys()
     fresh, other = trained(rank, steps=1)
@@ -226,7 +234,9 @@ def wrapping_again(rank):
 
 @case
 def switching_schemes(rank):
-    """allreduce, SFB, allreduce for one layer in one process; wire names differ per scheme and do not grow in number."""
+    """allreduce, SFB, allreduce for one layer in one process; wire names differ per scheme and do not grow in
+    number.
+    """
     torch.manual_seed(7)
     model = mlp()
     optimizer = sgd(model.parameters())
@@ -255,7 +265,9 @@ def parameters_added_later(rank):
 
 @case
 def model_converted_after_wrapping(rank):
-    """.double() replaces the accumulators of the parameters, and the factors are now wider than at the time of the plan."""
+    """.double() replaces the accumulators of the parameters, and the factors are now wider than at the time of the
+    plan.
+    """
     model, optimizer = trained(rank)
     optimizer.zero_grad()
     model.double()
@@ -279,7 +291,9 @@ def data_replaced(rank):
 
 @case(real="Horovod's own broadcasts")
 def broadcasts_after_wrapping(rank):
-    """broadcast_parameters and broadcast_optimizer_state right after wrapping: Horovod makes the state with the plain base step."""
+    """broadcast_parameters and broadcast_optimizer_state right after wrapping: Horovod makes the state with the
+    plain base step.
+    """
     for kind in (lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9), torch.optim.Adam):
         torch.manual_seed(rank.rank)
         model = mlp()
@@ -340,7 +354,9 @@ def forked_data_workers(rank):
 
 @case(real="forks")
 def forked_workers_that_use_the_model(rank):
-    """As in reinforcement learning: a worker asks the model that is being trained, as it was when the worker was forked."""
+    """As in reinforcement learning: a worker asks the model that is being trained, as it was when the worker was
+    forked.
+    """
     from torch.utils.data import DataLoader, Dataset
 
     model, optimizer = trained(rank)

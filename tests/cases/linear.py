@@ -232,7 +232,8 @@ def recurrent_layers(rank):
         def forward(self, x):
             return self.head(self.gru(self.lstm(x)[0])[0])
 
-    # Which of the recurrent weights pass through aten::linear is PyTorch's affair; all gradients must be right either way.
+    # Which of the recurrent weights pass through aten::linear is PyTorch's affair; all gradients must be right either
+    # way.
     check(rank, Model, train(5, 3, 6), expect={"head.*": "sfb"})
 
 

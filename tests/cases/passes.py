@@ -226,8 +226,9 @@ def zero_grad_does_as_asked(rank):
 
 @case
 def zero_grad_between_backward_and_step(rank):
-    """Where step() reduces it is refused, as in Horovod, also while factors are in flight; the step then goes on unharmed. Where backward() has
-    reduced it discards the step, as in one process."""
+    """Where step() reduces it is refused, as in Horovod, also while factors are in flight; the step then goes on
+    unharmed. Where backward() has reduced it discards the step, as in one process.
+    """
 
     def refused(m, t):
         loss_of(m(t.x(6, 12))).backward()
@@ -290,7 +291,10 @@ def gradients_discarded_after_the_last_but_one_pass(rank):
 
 @case
 def zero_gradients_scaled_between_passes(rank):
-    """What .grad shows between passes is zero, and zero times anything looks as if it had been discarded. It must not."""
+    """What .grad shows between passes is zero, and zero times anything looks as if it had been discarded.
+
+    It must not.
+    """
     model = Sequential(Linear(12, 20), Tanh(), Linear(20, 4))
     optimizer = hvd.DistributedOptimizer(
         sgd(model.parameters()), model.named_parameters(), policy="sfb", backward_passes_per_step=2

@@ -14,7 +14,8 @@ from torch.nn import Linear, ReLU, Sequential
 import poseidon_hvd as hvd
 from cases.linear import loss_of, mlp, train
 
-# 1 MB/s; and a network on which nothing is worth a gather, whatever noise there is in what products were measured to cost.
+# 1 MB/s; and a network on which nothing is worth a gather, whatever noise there is in what products were measured to
+# cost.
 SLOW = {kind: {"alpha_seconds": 1e-4, "beta_seconds_per_byte": 1e-6} for kind in ("allreduce", "allgather")}
 FAST = {
     "allreduce": {"alpha_seconds": 1e-9, "beta_seconds_per_byte": 1e-15},
@@ -148,7 +149,10 @@ def overrides_go_before_time(rank):
 @case(**BOTH, seconds=180)
 def rows_change_for_good(rank):
     """cases.md 38: SFB, allreduce, SFB for one layer in one run, each exact, names without a step number."""
-    rows = lambda step: 4 if step < 5 or step >= 12 else 200
+
+    def rows(step):
+        return 4 if step < 5 or step >= 12 else 200
+
     seen = []
     runs = check(rank, wide, rows_by_step(rows), expect={"0.*": "sfb"}, policy="bytes", steps=21, zero=noting(seen))
     assert seen[1:9] == ["sfb"] * 8, seen

@@ -106,7 +106,9 @@ def _autocast(dtype):
 
 @case(**BOTH)
 def autocast_bfloat16(rank):
-    """Factors have 16 bits, the gradient 32: error against float64 at most twice that of the gradient that autograd makes."""
+    """Factors have 16 bits, the gradient 32: error against float64 at most twice that of the gradient that autograd
+    makes.
+    """
     runs = check(rank, mlp, _autocast(torch.bfloat16), expect={"*": "sfb"})
     costs = {t["name"]: t["costs"] for t in runs.optimizer.plan()["tensors"]}
     expected = 6 * rank.size * (12 + 32) * 2 * (rank.size - 1) / rank.size
@@ -140,7 +142,9 @@ def autocast_from_step_2(rank):
 
 @case
 def autocast_until_step_2(rank):
-    """The wire type was agreed for bfloat16 factors, float32 ones come later: never rounded silently, so dense until it is looked at again."""
+    """The wire type was agreed for bfloat16 factors, float32 ones come later: never rounded silently, so dense until
+    it is looked at again.
+    """
 
     def run(m, t):
         (_autocast(torch.bfloat16) if t.index < 2 else train(6, 12))(m, t)
@@ -173,7 +177,10 @@ def grad_scaler(rank):
 
 @case
 def grad_scaler_changes_nothing(rank):
-    """Powers of two are exact, so the parameters are the same, bit for bit, as without it. Fused optimizers undo the scale in their step."""
+    """Powers of two are exact, so the parameters are the same, bit for bit, as without it.
+
+    Fused optimizers undo the scale in their step.
+    """
 
     def trained(enabled, make, cast, unscale):
         torch.manual_seed(7)
@@ -307,7 +314,9 @@ def predivide_dense(rank):
 
 @case(seconds=150)
 def sums_and_averages(rank):
-    """Passes are summed on the rank, and averaged or summed over ranks: with every reduction, number of passes and scheme alike."""
+    """Passes are summed on the rank, and averaged or summed over ranks: with every reduction, number of passes and
+    scheme alike.
+    """
     reductions = [
         {"op": rank.horovod.Sum},
         *({"gradient_predivide_factor": factor} for factor in (1.0, 2.0, float(rank.size))),
@@ -335,7 +344,9 @@ def sums_and_averages(rank):
 
 @case
 def predivide_keeps_half_precision_finite(rank):
-    """Dense sums over ranks in 16 bits: 40 000 on each overflow unless they are divided before, a millionth does not bear it."""
+    """Dense sums over ranks in 16 bits: 40 000 on each overflow unless they are divided before, a millionth does not
+    bear it.
+    """
 
     class Model(Module):
         def __init__(self):
@@ -462,7 +473,8 @@ def values_that_overflow_half_precision(rank):
     """70 000 is no float16, but the sum over rows is taken in float32 and the mean is representable."""
 
     def run(m, t):
-        # d is 1 in every row; the sum over all ranks' rows passes 65 504 and the mean does not. Step 0 is dense: small there.
+        # d is 1 in every row; the sum over all ranks' rows passes 65 504 and the mean does not. Step 0 is dense: small
+        # there.
         x = torch.full((4, 8), 9000.0 if t.index > 0 else 1.0, dtype=t.dtype)
         m(x).sum().backward()
 

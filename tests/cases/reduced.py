@@ -221,7 +221,10 @@ def clipping_of_tables(rank):
 
 @case
 def table_that_one_rank_skips_when_a_plan_is_due(rank):
-    """At steps 3 and 8. Rank 0 waits in backward() for rows that the others send in step(): they send before they agree."""
+    """At steps 3 and 8.
+
+    Rank 0 waits in backward() for rows that the others send in step(): they send before they agree.
+    """
 
     def script(model, o, backward, x, index):
         o.zero_grad()

@@ -34,7 +34,10 @@ def clipped_in_the_reference(run, names):
 
 
 def check(rank, build, run, hooks, *, expect, steps=4, **options):
-    """As ``harness.compare.check``, with these hooks (arguments of ``register_reduction_hook``) from the start. Horovod has none such."""
+    """As ``harness.compare.check``, with these hooks (arguments of ``register_reduction_hook``) from the start.
+
+    Horovod has none such.
+    """
     runs = Run3(rank, build, run, horovod=False, **options)
     for hook in hooks:
         runs.optimizer.register_reduction_hook(**hook)
@@ -324,7 +327,9 @@ def added_parameters_have_it_too(rank):
 
 @case
 def errors_name_the_parameter(rank):
-    """In backward() or synchronize(), on the rank whose hook failed; the optimizer goes on after the step has been dropped."""
+    """In backward() or synchronize(), on the rank whose hook failed; the optimizer goes on after the step has been
+    dropped.
+    """
     model, optimizer = made(rank)
     failing = []
 

@@ -268,8 +268,9 @@ def sparse_adam_and_adam(rank):
             rest.step()
         return list(m.named_parameters())
 
-    # Adam divides by the square root of a gradient's square: where a gradient is nearly zero its rounding decides a whole
-    # step, so the floor is wider. Reference gradients are dense, and SparseAdam refuses those, so only Horovod is compared.
+    # Adam divides by the square root of a gradient's square: where a gradient is nearly zero its rounding decides a
+    # whole step, so the floor is wider. Reference gradients are dense, and SparseAdam refuses those, so only Horovod is
+    # compared.
     results = {}
     for kind, wrap in (
         ("horovod", rank.horovod.DistributedOptimizer),

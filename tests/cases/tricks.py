@@ -107,7 +107,9 @@ def jacobians_beside_capture(rank):
 
 @case
 def slopes_in_the_loss(rank):
-    """As in physics-informed networks: derivatives by torch.func, in a loss whose backward reaches the weights through them."""
+    """As in physics-informed networks: derivatives by torch.func, in a loss whose backward reaches the weights
+    through them.
+    """
 
     def run(m, t):
         x = t.x(6, 12)
@@ -229,8 +231,9 @@ def gan_with_the_critic_frozen(rank):
 
 @case
 def gan_with_synchronize(rank):
-    """The critic's hooks fire in the generator's backward; what they captured is reduced once and thrown away. It comes on top of the last
-    step's gradient, which is still there: no longer factors alone, and from then on dense."""
+    """The critic's hooks fire in the generator's backward; what they captured is reduced once and thrown away. It comes
+    on top of the last step's gradient, which is still there: no longer factors alone, and from then on dense.
+    """
 
     def between(critic, opt_d, phase):
         if phase == "critic":
@@ -243,8 +246,9 @@ def gan_with_synchronize(rank):
 
 @case
 def gan_guard(rank):
-    """Without the workaround. With reduce_in="step" it is Horovod's error, not a second message; gradients that backward() has reduced may be
-    cleared."""
+    """Without the workaround. With reduce_in="step" it is Horovod's error, not a second message; gradients that
+    backward() has reduced may be cleared.
+    """
     for reduce_in in ("backward", "step"):
         generator, critic = Generator(), Sequential(Linear(12, 1))
         opt_g = hvd.DistributedOptimizer(
@@ -422,8 +426,9 @@ def _ending(step):
 
 @case(seconds=150)
 def every_optimizer_of_torch(rank):
-    """All classes that take a list of matrices, in each implementation that they have. Given the same gradients the wrapped one does what
-    the plain one does, bit for bit; capturable ones want a GPU, and say so."""
+    """All classes that take a list of matrices, in each implementation that they have. Given the same gradients the
+    wrapped one does what the plain one does, bit for bit; capturable ones want a GPU, and say so.
+    """
     tried = set()
     for name in sorted(dir(torch.optim)):
         kind = getattr(torch.optim, name)

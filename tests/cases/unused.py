@@ -233,7 +233,9 @@ def reasons_are_given(rank):
 
 @case
 def unfrozen_on_one_rank(rank):
-    """At any step, whoever clears the gradients: an error on all ranks that names parameter and ranks, and no wait without end."""
+    """At any step, whoever clears the gradients: an error on all ranks that names parameter and ranks, and no wait
+    without end.
+    """
     for when in (1, 3, 5):
         for policy in ("sfb", "allreduce"):
             torch.manual_seed(7)

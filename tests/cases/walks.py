@@ -1,6 +1,8 @@
-"""Graphs that are walked twice, walks that fail, weights that change between forward and backward, and hooks that appear late: what
-autograd would have put into .grad is what is sent."""
+"""Graphs that are walked twice, walks that fail, weights that change between forward and backward, and hooks that
+appear late: what autograd would have put into .grad is what is sent.
+"""
 
+import contextlib
 import os
 
 import torch
@@ -124,7 +126,9 @@ def backward_that_fails_and_is_repeated(rank):
 
 
 def _failing(rank, ranks):
-    """The trap lies above every parameter but those of the layer that is called twice, so nothing is sent before it snaps."""
+    """The trap lies above every parameter but those of the layer that is called twice, so nothing is sent before it
+    snaps.
+    """
 
     def script(model, o, backward, x, index):
         o.zero_grad()
@@ -133,10 +137,8 @@ def _failing(rank, ranks):
             loss = loss_of(model(data, lambda h, armed=armed: Trap.apply(h, armed)))
             if armed:
                 head = list(model.head.parameters())
-                try:  # without the head, whose gradient is complete before the trap
+                with contextlib.suppress(MemoryError):  # without the head: its gradient is complete before the trap
                     loss.backward(inputs=[p for p in model.parameters() if not any(p is q for q in head)])
-                except MemoryError:
-                    pass
             else:
                 backward(loss)
         o.step()
@@ -222,7 +224,10 @@ def halve_in_place(p):
 
 
 def hooks_of(model):
-    """Every way to hook in: name -> registers and returns handles. The weight's and the bias's gradient are halved by all but those that look."""
+    """Every way to hook in: name -> registers and returns handles.
+
+    The weight's and the bias's gradient are halved by all but those that look.
+    """
     weight, bias = model.lin.weight, model.lin.bias
     accumulators = [p.view_as(p).grad_fn.next_functions[0][0] for p in (weight, bias)]  # PyTorch does not keep them
     seen = []
@@ -249,7 +254,9 @@ class One(Module):
 
 @case
 def hooks_that_appear_late(rank):
-    """Of every kind, set after the plan and removed again: they see the local gradient, and what they change is sent."""
+    """Of every kind, set after the plan and removed again: they see the local gradient, and what they change is
+    sent.
+    """
     kinds = list(hooks_of(One())[0])
     for kind in kinds:
 

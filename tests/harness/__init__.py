@@ -1,1 +1,3 @@
-"""Real processes for tests: launching them, running named cases in them, and comparing their gradients with references."""
+"""Real processes for tests: launching them, running named cases in them, and comparing their gradients with
+references.
+"""

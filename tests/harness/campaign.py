@@ -82,7 +82,10 @@ def run_cases(ranks: int, names: Sequence[str]) -> dict[str, Outcome]:
 
 
 def _collect(launched: Launched, journals: _Journals, todo: Sequence[str], outcomes: dict[str, Outcome]) -> str:
-    """Outcomes of the cases that all ranks ended, and of the one at which the launch broke off. The others stay open."""
+    """Outcomes of the cases that all ranks ended, and of the one at which the launch broke off.
+
+    The others stay open.
+    """
     ranks = range(len(journals.events))
     for name in todo:
         ends = [journals.of(rank, name) for rank in ranks]

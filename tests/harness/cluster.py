@@ -6,7 +6,9 @@ import pytest
 
 
 def need(ok: bool, reason: str = "") -> None:
-    """Skips the test unless ``ok``; a failure where POSEIDON_REQUIRE_CLUSTER=1, as in CI, so that nothing is skipped unseen."""
+    """Skips the test unless ``ok``; a failure where POSEIDON_REQUIRE_CLUSTER=1, as in CI, so that nothing is skipped
+    unseen.
+    """
     if ok:
         return
     if os.environ.get("POSEIDON_REQUIRE_CLUSTER") == "1":

@@ -1,9 +1,9 @@
 """Gradients and training against references: float64 on the same data, and plain Horovod running the same script.
 
-The measure is the project's: the relative error against the float64 mean over ranks of the local gradients is at most twice that
-of plain Horovod. Where both are within a few units of rounding, which of the two is larger is chance, so errors below
-``FLOOR`` of the parameter's dtype pass. Ranks that are threads have no plain Horovod. There the local gradients that
-autograd makes in the model's dtype take its place, averaged without rounding.
+The measure is the project's: the relative error against the float64 mean over ranks of the local gradients is at most
+twice that of plain Horovod. Where both are within a few units of rounding, which of the two is larger is chance, so
+errors below ``FLOOR`` of the parameter's dtype pass. Ranks that are threads have no plain Horovod. There the local
+gradients that autograd makes in the model's dtype take its place, averaged without rounding.
 """
 
 import dataclasses
@@ -325,7 +325,9 @@ Script = Callable[[Wrap, Step], Sequence[tuple[str, torch.Tensor]]]
 
 
 class _MeanOptimizer:
-    """What a distributed optimizer is to do, in the plainest way: mean over ranks at ``synchronize()``, then the base step."""
+    """What a distributed optimizer is to do, in the plainest way: mean over ranks at ``synchronize()``, then the
+    base step.
+    """
 
     def __init__(
         self,
@@ -390,8 +392,9 @@ def trajectories(
 ) -> None:
     """A whole training script in its three forms ends at the same parameters.
 
-    The script is called with ``wrap(optimizer, named_parameters=..., ...)`` and a ``Step`` for data and dtype; it returns named
-    tensors. Errors are relative to the tensors themselves, so ``floor`` stands for the rounding of some ten updates in float32.
+    The script is called with ``wrap(optimizer, named_parameters=..., ...)`` and a ``Step`` for data and dtype; it
+    returns named tensors. Errors are relative to the tensors themselves, so ``floor`` stands for the rounding of some
+    ten updates in float32.
     """
 
     def results(kind, dtype, wrap):

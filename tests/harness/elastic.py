@@ -1,4 +1,6 @@
-"""Elastic training for tests: what is trained, its launch, and the same training replayed from its journal in one process, in float64."""
+"""Elastic training for tests: what is trained, its launch, and the same training replayed from its journal in one
+process, in float64.
+"""
 
 import copy
 import json

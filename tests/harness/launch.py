@@ -1,9 +1,10 @@
 """Runs a script under the real ``horovodrun``, with a time limit that nothing survives.
 
-``horovodrun`` gives every rank a session of its own, so a process group is not enough to find them: every process of a launch
-inherits a unique environment variable, and that is what we look for.
+``horovodrun`` gives every rank a session of its own, so a process group is not enough to find them: every process of a
+launch inherits a unique environment variable, and that is what we look for.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -100,10 +101,8 @@ def _alive(mark: str) -> list[psutil.Process]:
 
 def _kill(processes: Sequence[psutil.Process]) -> None:
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.Error):
             process.kill()
-        except psutil.Error:
-            pass
     psutil.wait_procs(processes, timeout=10)
 
 
@@ -123,7 +122,9 @@ def launch(
 
 
 def _wait(process: "subprocess.Popen[str]", seconds: float, output: int, after: Optional[str]) -> int:
-    """Raises ``subprocess.TimeoutExpired`` when the process outlives ``seconds``, which count from when ``after`` is in the output."""
+    """Raises ``subprocess.TimeoutExpired`` when the process outlives ``seconds``, which count from when ``after`` is
+    in the output.
+    """
     if after is not None:
         begin = time.monotonic()
         while process.poll() is None and after.encode() not in os.pread(output, os.fstat(output).st_size, 0):
@@ -138,7 +139,8 @@ def run(
 ) -> Launched:
     """A program that starts ranks; after ``seconds`` it is killed with all that it has started.
 
-    With ``after`` the seconds count from when that text is in the output: how fast this machine starts ranks does not matter then.
+    With ``after`` the seconds count from when that text is in the output: how fast this machine starts ranks does not
+    matter then.
     """
     mark = uuid.uuid4().hex
     begin = time.monotonic()
@@ -160,10 +162,8 @@ def run(
             if left:  # those that are just ending are none
                 _, left = psutil.wait_procs(left, timeout=5)
             for orphan in left:
-                try:
+                with contextlib.suppress(psutil.Error):
                     orphans.append(" ".join(orphan.cmdline()))
-                except psutil.Error:
-                    pass
         except subprocess.TimeoutExpired:
             ended = time.time()
         finally:

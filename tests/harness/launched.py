@@ -10,7 +10,9 @@ _PREFIXES = ("HOROVOD_", "POSEIDON_", "NOTE_")
 
 
 def report(steps: int = 3) -> dict[str, Any]:
-    """Initializes Horovod, trains a small model with either library and returns what the launcher's tests compare, as plain data."""
+    """Initializes Horovod, trains a small model with either library and returns what the launcher's tests compare,
+    as plain data.
+    """
     import horovod.torch as horovod
     import torch
 

@@ -44,9 +44,6 @@ class RankWorld(_runtime.World):
     def watch(self, optimizer) -> None:
         pass  # Horovod is not shut down under it
 
-    def sparse_allreduce_async(self, tensor, *, name, op, process_set):
-        return self._horovod.sparse_allreduce_async(tensor, name=name, op=op, process_set=process_set)
-
 
 class RankThread:
     """Starts as a thread does.

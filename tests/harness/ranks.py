@@ -64,7 +64,10 @@ class Rank:
     def assert_same_everywhere(
         self, tensors: Iterable[Optional[torch.Tensor]], what: str, members: Optional[Sequence[int]] = None
     ) -> None:
-        """Bitwise, including which of them are None. All ranks call it; those of ``members`` (default: all) are compared."""
+        """Bitwise, including which of them are None.
+
+        All ranks call it; those of ``members`` (default: all) are compared.
+        """
         digest = hashlib.sha256()
         for tensor in tensors:
             if tensor is None:

@@ -122,6 +122,7 @@ def random_by_thread() -> Iterator[None]:
             replace(where, "set_rng_state", lambda original: _of_generator("set_state", original))
         yield
     assert torch.equal(torch.default_generator.get_state(), before), (
-        "a rank that is a thread drew random numbers from PyTorch's default generator, which all ranks share. Draw with "
+        "a rank that is a thread drew random numbers from PyTorch's default generator, which all ranks share. "
+        "Draw with "
         "a generator, or add the function that drew to harness/seeding.py."
     )

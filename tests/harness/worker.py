@@ -1,7 +1,8 @@
 """What each rank of a launch runs: ``worker.py FOLDER``, with the cases to run in ``FOLDER/plan.json``.
 
-Writes one JSON line per event to ``FOLDER/rank<r>.jsonl``. A failed case ends the launch, because its ranks may have parted: the
-launcher runs the remaining cases in a new one. So nothing that runs after a failure can pass by accident, and nothing is lost.
+Writes one JSON line per event to ``FOLDER/rank<r>.jsonl``. A failed case ends the launch, because its ranks may have
+parted: the launcher runs the remaining cases in a new one. So nothing that runs after a failure can pass by accident,
+    and nothing is lost.
 """
 
 import faulthandler
@@ -23,8 +24,8 @@ class Journal:
 
     def __init__(self, folder: Path, rank: int, size: int) -> None:
         self._folder, self._rank, self._size = folder, rank, size
-        self._file = open(folder / f"rank{rank}.jsonl", "a")
-        self.stacks = open(folder / f"rank{rank}.stacks", "a+")
+        self._file = open(folder / f"rank{rank}.jsonl", "a")  # noqa: SIM115 (open as long as the rank)
+        self.stacks = open(folder / f"rank{rank}.stacks", "a+")  # noqa: SIM115
 
     def write(self, **event) -> None:
         self._file.write(json.dumps(event) + "\n")

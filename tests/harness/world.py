@@ -46,7 +46,8 @@ class RanksFailed(AssertionError):
 
     Attributes:
         errors: rank -> its exception's traceback; of a rank that was stuck, where.
-        kinds: rank -> name of the exception's type; ``STOPPED`` where it only followed from another rank's; or ``STUCK``.
+        kinds: rank -> name of the exception's type; ``STOPPED`` where it only followed from another rank's; or
+            ``STUCK``.
     """
 
     def __init__(self, text: str, errors: dict[int, str], kinds: dict[int, str]) -> None:

@@ -147,9 +147,10 @@ def _swapped(machine: Machine, name: Optional[str]):
 class Backward(Action):
     """Of the last forward. ``how``:
 
-    "once"; "asked before": ``autograd.grad`` of all parameters first; "input asked before": of the layers' outputs only, as saliency maps;
-    "retained": the graph is walked twice; "by terms": two losses, one after the other; "in halves": ``inputs=`` every other
-    parameter, then the others; "half": only the first of these; "by hand": ``autograd.grad``, and its result becomes ``.grad``.
+    "once"; "asked before": ``autograd.grad`` of all parameters first; "input asked before": of the layers' outputs
+    only, as saliency maps; "retained": the graph is walked twice; "by terms": two losses, one after the other; "in
+    halves": ``inputs=`` every other parameter, then the others; "half": only the first of these; "by hand":
+    ``autograd.grad``, and its result becomes ``.grad``.
     """
 
     how: str = "once"
@@ -185,7 +186,8 @@ class Backward(Action):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class FailedBackward(Action):
-    """A forward whose backward fails after ``trap`` parts of the model, counted from the end. ``then``: what those ranks do.
+    """A forward whose backward fails after ``trap`` parts of the model, counted from the end. ``then``: what those
+    ranks do.
 
     "repeat": forward and backward again; "skip": nothing. The other ranks' backward does not fail.
     """
@@ -276,7 +278,10 @@ def _halve_grad(p: Tensor) -> None:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Hook(Action):
-    """Halves what passes, but for "accumulator post" and "output retained", which look. ``on``: a parameter, or the number of a layer."""
+    """Halves what passes, but for "accumulator post" and "output retained", which look.
+
+    ``on``: a parameter, or the number of a layer.
+    """
 
     kind: str
     on: Any

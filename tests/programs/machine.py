@@ -1,7 +1,8 @@
-"""One rank's model, optimizer and graph while a program runs on it: the part that the run under test and the reference share.
+"""One rank's model, optimizer and graph while a program runs on it: the part that the run under test and the reference
+share.
 
-What needs other ranks is a generator. In the run under test it yields nothing, because the product does it; in the reference it yields
-the name of the point at which ``reference`` averages over ranks.
+What needs other ranks is a generator. In the run under test it yields nothing, because the product does it; in the
+reference it yields the name of the point at which ``reference`` averages over ranks.
 """
 
 import dataclasses
@@ -53,7 +54,8 @@ class Machine:
         if kind == "decay":
             return torch.optim.SGD(params, lr=0.05, momentum=0.5, weight_decay=0.1, nesterov=True)
         if kind == "adam":
-            # A large eps: it is not to make steps of the optimizer's full length out of rounding where a gradient is zero.
+            # A large eps: it is not to make steps of the optimizer's full length out of rounding where a gradient is
+            # zero.
             return torch.optim.Adam(params, lr=0.02, eps=0.1)
         return torch.optim.SGD(params, lr=0.1)
 

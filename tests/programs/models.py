@@ -1,7 +1,8 @@
 """Small random models: a front (features or an embedding table), layers of many kinds one after the other, and a head.
 
-A model is described by a ``Spec``, plain data that hypothesis draws and shrinks. Everything is a few numbers wide, so that a step takes
-a millisecond. Values are the same in float32 and float64: they are drawn in float64 and rounded to float32.
+A model is described by a ``Spec``, plain data that hypothesis draws and shrinks. Everything is a few numbers wide, so
+that a step takes a millisecond. Values are the same in float32 and float64: they are drawn in float64 and rounded to
+float32.
 """
 
 import dataclasses
@@ -61,7 +62,8 @@ class TrapSprung(RuntimeError):
 class Moment:
     """Of one forward.
 
-    ``trap``: where it is set, as the number of parts of the model behind it, or earlier where that needs no gradient. ``on_output``: layer
+    ``trap``: where it is set, as the number of parts of the model behind it, or earlier where that needs no gradient.
+        ``on_output``: layer
     -> what to do with what its product gives.
     """
 
@@ -442,7 +444,9 @@ def sparse_parameters(spec: Spec) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=4096)
 def not_saved(spec: Spec) -> tuple[str, ...]:
-    """Parameters that may be changed in place between forward and backward, because no node of the graph has saved them."""
+    """Parameters that may be changed in place between forward and backward, because no node of the graph has saved
+    them.
+    """
     found = []
     if spec.front != "features" and not spec.tied_head:
         found.append("front.weight")

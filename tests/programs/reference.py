@@ -1,7 +1,9 @@
-"""What must come of a program: it is run once per rank with PyTorch alone, in float64, in turn, and gradients are averaged where ``Session`` does.
+"""What must come of a program: it is run once per rank with PyTorch alone, in float64, in turn, and gradients are
+averaged where ``Session`` does.
 
-While it runs, ``rules`` judges each action; those that mean nothing at their point are left out. So a reference gives the program that is to
-be run, the numbers at the points of comparison that it has put in, and the error that must end it, if one must.
+While it runs, ``rules`` judges each action; those that mean nothing at their point are left out. So a reference gives
+the program that is to be run, the numbers at the points of comparison that it has put in, and the error that must end
+it, if one must.
 """
 
 import dataclasses
@@ -17,7 +19,10 @@ from .rules import Left, Refused, State, admit, after_backward, judge
 
 @dataclasses.dataclass
 class Expected:
-    """``looks``, ``seen``, ``counted``: by rank. ``refusals``: errors that may end the program; the last one must, if ``must_end``."""
+    """``looks``, ``seen``, ``counted``: by rank.
+
+    ``refusals``: errors that may end the program; the last one must, if ``must_end``.
+    """
 
     program: Program
     looks: list[list[Look]]
@@ -82,9 +87,9 @@ class Reference:
     def _play(self, action: a.Action) -> Optional[Refused]:
         """On all ranks, in step with each other. Returns what must be refused after all."""
         state = self.state
-        if isinstance(action, (a.Backward, a.StepWithClosure)) and state.reduced:
-            if all(rank.params[name].grad is None for rank in self.ranks for name in rank.trainable()):
-                state.restart()  # the user has cleared the gradients
+        begins = isinstance(action, (a.Backward, a.StepWithClosure)) and state.reduced
+        if begins and all(rank.params[name].grad is None for rank in self.ranks for name in rank.trainable()):
+            state.restart()  # the user has cleared the gradients
         if isinstance(action, a.StepWithClosure) or (isinstance(action, a.Zero) and action.how.startswith("optimizer")):
             state.restart()
         if isinstance(action, (a.Backward, a.FailedBackward, a.StepWithClosure)):

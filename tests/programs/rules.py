@@ -1,11 +1,14 @@
 """What a program may do, and what is to come of it: the one place that knows.
 
-The rule under test is: *what autograd would have put into .grad is what is reduced; what backward() returns is the mean over ranks; what the
-user does afterwards acts on that as in one process; replicas stay bitwise equal.* ``judge`` says for each action at its point of the program
+The rule under test is: *what autograd would have put into .grad is what is reduced; what backward() returns is the mean
+over ranks; what the user does afterwards acts on that as in one process; replicas stay bitwise equal.* ``judge`` says
+for each action at its point of the program
 
 - ``RUNS``: the numbers must be those of the reference;
-- ``Refused``: an error of a certain kind must end the program there, on certain ranks (or may, ``must=False``: else the numbers must be right);
-- ``Left``: the action is left out of the program, because PyTorch or Horovod's contract leaves open what it means. With the reason.
+- ``Refused``: an error of a certain kind must end the program there, on certain ranks (or may, ``must=False``: else the
+    numbers must be right);
+- ``Left``: the action is left out of the program, because PyTorch or Horovod's contract leaves open what it means. With
+    the reason.
 """
 
 import dataclasses
@@ -80,7 +83,9 @@ class State:
         return all(rank.arrived[name] == self.passes for rank in self.ranks for name in rank.trainable())
 
     def perhaps_reduced(self) -> bool:
-        """backward() may have reduced what ranks know of each other that all complete it; a new plan may have told them that."""
+        """backward() may have reduced what ranks know of each other that all complete it; a new plan may have told
+        them that.
+        """
         known = self.known() & set(self.ranks[0].trainable())
         return (
             self.program.settings.reduce_in == "backward"

@@ -1,4 +1,7 @@
-"""Runs a program on ranks that are threads and compares it with its reference. ``python -m programs.run FILE`` does so for a text."""
+"""Runs a program on ranks that are threads and compares it with its reference.
+
+``python -m programs.run FILE`` does so for a text.
+"""
 
 import dataclasses
 import sys
@@ -21,9 +24,9 @@ from .reference import Expected, expect
 # A program takes milliseconds.
 SECONDS = 20.0
 
-# Relative to the norm of the tensor, and to the whole model's for what cancels out. float32 has 6e-8 per operation, sums here have some ten
-# terms and go through some ten layers, and a program has at most eight steps with small learning rates, so errors of 1e-6 are ordinary;
-# a wrong number is wrong by a rank's share of a gradient.
+# Relative to the norm of the tensor, and to the whole model's for what cancels out. float32 has 6e-8 per operation,
+# sums here have some ten terms and go through some ten layers, and a program has at most eight steps with small
+# learning rates, so errors of 1e-6 are ordinary; a wrong number is wrong by a rank's share of a gradient.
 RELATIVE, OF_THE_WHOLE = 2e-5, 2e-6
 RELATIVE_FP16, OF_THE_WHOLE_FP16 = 1e-2, 2e-3
 
@@ -120,7 +123,6 @@ class Runner:
 
 def find_problem(expected: Expected, outcomes: list[Outcome], failure: Optional[RanksFailed]):
     """Text and index of an action, or None twice."""
-    program = expected.program
     if failure is not None:
         own = [rank for rank, kind in failure.kinds.items() if kind != "stopped"]
         refused = [
@@ -135,7 +137,8 @@ def find_problem(expected: Expected, outcomes: list[Outcome], failure: Optional[
     if expected.must_end and not any(outcome.error for outcome in outcomes):
         refusal = expected.refusals[-1]
         return (
-            f"expected {refusal.kind.__name__} matching {refusal.pattern!r} on ranks {refusal.ranks}, and nothing was raised",
+            f"expected {refusal.kind.__name__} matching {refusal.pattern!r} on ranks {refusal.ranks}, "
+            "and nothing was raised",
             refusal.index,
         )
     for rank, outcome in enumerate(outcomes):
@@ -182,7 +185,8 @@ def compare(expected: Expected, outcomes: list[Outcome]):
                     return f"rank {rank}: autograd.grad gave {mine}, expected {theirs}", None
             if outcome.machine.counted != expected.counted[rank]:
                 return (
-                    f"rank {rank}: hooks were called {outcome.machine.counted} times, expected {expected.counted[rank]}",
+                    f"rank {rank}: hooks were called {outcome.machine.counted} times, "
+                    f"expected {expected.counted[rank]}",
                     None,
                 )
     return None, None
@@ -203,7 +207,8 @@ def differences(rank, what, got, wanted, relative, of_the_whole):
             error = float((mine.double() - theirs).norm())
             if not error <= relative * norms[name] + of_the_whole * whole:
                 wrong.append(
-                    f"  rank {rank}, {what[:-1]} of {name}: off by {error:.2e} of {norms[name]:.2e} (whole model: {whole:.2e})\n"
+                    f"  rank {rank}, {what[:-1]} of {name}: off by {error:.2e} of {norms[name]:.2e} "
+                    f"(whole model: {whole:.2e})\n"
                     f"    got      {_short(mine)}\n    expected {_short(theirs)}"
                 )
     return wrong

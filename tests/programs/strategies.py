@@ -14,7 +14,10 @@ MOST_RANKS = 3
 
 
 def _mostly(value: Any, others: Sequence[Any], weight: int) -> st.SearchStrategy:
-    """The value, or one of the others in one draw of ``weight + 1``. Rare things are rare so that several of them seldom meet."""
+    """The value, or one of the others in one draw of ``weight + 1``.
+
+    Rare things are rare so that several of them seldom meet.
+    """
     others = list(others)
     return st.integers(0, (weight + 1) * len(others) - 1).map(
         lambda i: others[i % len(others)] if i >= weight * len(others) else value
@@ -38,7 +41,8 @@ _specs = st.builds(
     layers=st.integers(0, 7).flatmap(lambda n: _stacks[(0, 1, 2, 2, 1, 3, 2, 3)[n]]),
     tied_head=_mostly(False, (True,), 3),
 )
-# Policy and layout of what is allreduced. What goes by time measures products first, which takes ten times as long as all else.
+# Policy and layout of what is allreduced. What goes by time measures products first, which takes ten times as long as
+# all else.
 _cheap = [
     (policy, dense)
     for policy in ("sfb", "bytes", "sfb", "allreduce", "sfb")
@@ -65,7 +69,8 @@ _settings = st.builds(
     optimizer=st.sampled_from(OPTIMIZERS),
 )
 
-# Parameters, layers and rows are drawn as numbers, whatever the model: strategies that depend on what was drawn are slow.
+# Parameters, layers and rows are drawn as numbers, whatever the model: strategies that depend on what was drawn are
+# slow.
 _number = st.integers(0, 23)
 _rows = st.tuples(*[st.integers(0, 4).map(lambda rows: (3, 2, 1, 4, 0)[rows])] * MOST_RANKS)
 _some_ranks = _mostly(None, tuple((rank,) for rank in range(MOST_RANKS)), 1)

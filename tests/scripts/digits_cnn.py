@@ -1,4 +1,6 @@
-"""A script as written for plain Horovod, MNIST-style, on scikit-learn's digits. test_drop_in.py changes its import line and nothing else."""
+"""A script as written for plain Horovod, MNIST-style, on scikit-learn's digits. test_drop_in.py changes its import
+line and nothing else.
+"""
 
 import horovod.torch as hvd
 import torch

@@ -1,8 +1,8 @@
 """Elastic training whose hosts change while it runs; ``elastic.py FOLDER``. test_elastic.py launches it.
 
-FOLDER/settings.json says which library, how many steps, and what happens in which of them: "changes" make the discovery script, which
-prints FOLDER/hosts, answer something else until there are "size" ranks; "deaths" end a rank behind backward. Rank 0 leaves a line per step
-in FOLDER/journal.
+FOLDER/settings.json says which library, how many steps, and what happens in which of them: "changes" make the discovery
+script, which prints FOLDER/hosts, answer something else until there are "size" ranks; "deaths" end a rank behind
+backward. Rank 0 leaves a line per step in FOLDER/journal.
 """
 
 import importlib
@@ -22,7 +22,9 @@ hvd = importlib.import_module(SETTINGS["library"])
 
 
 def wait_for_hosts(state):
-    """Until Horovod has heard of the change and starts train() again on all ranks; this raises HostsUpdatedInterrupt then."""
+    """Until Horovod has heard of the change and starts train() again on all ranks; this raises HostsUpdatedInterrupt
+    then.
+    """
     for change in SETTINGS["changes"]:
         if change["step"] == state.step and change["size"] != hvd.size():
             if hvd.rank() == 0:

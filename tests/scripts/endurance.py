@@ -1,4 +1,7 @@
-"""Much of the same: nothing may grow. ``endurance.py LIBRARY steps|wraps|restarts COUNT``, launched by harness/faults.py."""
+"""Much of the same: nothing may grow.
+
+``endurance.py LIBRARY steps|wraps|restarts COUNT``, launched by harness/faults.py.
+"""
 
 import gc
 import importlib

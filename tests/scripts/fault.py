@@ -10,6 +10,7 @@ PHASE says when it goes wrong. Nothing depends on which call a rank waits in:
     plan         as agreement, in a step in which the plan is made anew
 """
 
+import contextlib
 import ctypes
 import importlib
 import math
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import torch
 
@@ -70,7 +72,7 @@ def fork():
 
 def limit_memory():
     """400 MB more than now. Of this step's rows the gathered ones need more."""
-    pages = int(open("/proc/self/statm").read().split()[0])
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 400_000_000, resource.RLIM_INFINITY))
 
 
@@ -173,10 +175,8 @@ def train():
             return
         if here and FAULT == "caught":
             say("struck")
-            try:
+            with contextlib.suppress(RuntimeError):  # a second backward through a freed graph
                 loss.backward()
-            except RuntimeError:
-                pass  # a second backward through a freed graph
         if FAULT in ("NaN", "Inf") and now:
             optimizer.synchronize()
             check_not_finite(model)

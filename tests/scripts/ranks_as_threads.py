@@ -1,4 +1,6 @@
-"""Training on ranks that are threads: ``PYTHONPATH=tests python tests/scripts/ranks_as_threads.py``; harness/world.py."""
+"""Training on ranks that are threads: ``PYTHONPATH=tests python tests/scripts/ranks_as_threads.py``;
+harness/world.py.
+"""
 
 import time
 

@@ -1,4 +1,6 @@
-"""Rank 1 builds or wraps something else than the others; ``ranks_differ.py LIBRARY CASE``, launched by harness/faults.py."""
+"""Rank 1 builds or wraps something else than the others; ``ranks_differ.py LIBRARY CASE``, launched by
+harness/faults.py.
+"""
 
 import importlib
 import sys
@@ -40,7 +42,7 @@ if other("op"):
     options["op"] = hvd.Sum
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.05), names, **options)
 say("struck")
-for step in range(5):
+for _ in range(5):
     optimizer.zero_grad()
     model(torch.randn(8, 32, dtype=dtype)).pow(2).mean().backward()
     optimizer.step()

@@ -1,4 +1,6 @@
-"""A program that runs a function of its own on several ranks, as in a notebook; prints what the function returned on each, as JSON."""
+"""A program that runs a function of its own on several ranks, as in a notebook; prints what the function returned on
+each, as JSON.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""One rank: some steps with the dense method argv[1], all allreduced. HOROVOD_TIMELINE names the file that rank 0 leaves."""
+"""One rank: some steps with the dense method argv[1], all allreduced.
+
+HOROVOD_TIMELINE names the file that rank 0 leaves.
+"""
 
 import sys
 
