@@ -200,8 +200,8 @@ bool Session::Capture(FactoredLayer& layer, at::ScalarType type, const std::func
   if (!layer.Accepts(type)) return false;
   Parameter& weight = parameters_[it->weight];
   if (weight.collected && !weight.tensor.grad().defined()) DiscardLocked();  // the user has cleared the gradients
-  if (weight.sent_without) throw StatusError(CameTooLate(weight.name));
-  if (weight.counter.sent() || weight.counter.remaining() <= 0) throw StatusError(TooManyPasses(weight.name));
+  if (weight.sent_without) Throw(CameTooLate(weight.name));
+  if (weight.counter.sent() || weight.counter.remaining() <= 0) Throw(TooManyPasses(weight.name));
   const bool last_pass = weight.counter.remaining() == 1;
   FollowPresence(/*gradient_is_complete=*/last_pass);
   append(last_pass);
@@ -234,16 +234,16 @@ void Session::OnAccumulated(int index, const at::Tensor& incoming) {
   Parameter& p = parameters_[index];
   const at::Tensor& grad = p.tensor.grad();
   if (grad.defined() && grad.requires_grad()) {
-    throw StatusError(Status::Assertion("The gradient of " + p.name +
-                                        " requires a gradient itself (backward with create_graph=True), so it cannot "
-                                        "be reduced in place. Use torch.autograd.grad for the inner gradient."));
+    Throw(Status::Assertion("The gradient of " + p.name +
+                            " requires a gradient itself (backward with create_graph=True), so it cannot "
+                            "be reduced in place. Use torch.autograd.grad for the inner gradient."));
   }
   const bool fresh =
       incoming.defined() && grad.defined() && !grad.is_sparse() && !incoming.is_sparse() && incoming.is_alias_of(grad);
   if (p.collected && fresh) DiscardLocked();  // the user has cleared the gradients
-  if (p.sent_without) throw StatusError(CameTooLate(p.name));
+  if (p.sent_without) Throw(CameTooLate(p.name));
   const PassCounter::Event event = p.counter.OnPass();
-  if (event == PassCounter::Event::kTooMany) throw StatusError(TooManyPasses(p.name));
+  if (event == PassCounter::Event::kTooMany) Throw(TooManyPasses(p.name));
   FollowPresence(/*gradient_is_complete=*/event == PassCounter::Event::kReady);
   if (Factored* factored = FactoredOf(p)) {
     const auto part = index == factored->weight ? FactorLayer::kWeight : FactorLayer::kBias;
@@ -291,7 +291,7 @@ void Session::ThrowIfFailed(const Status& status) const {
         " (If a rank has called hvd.join() while others still train: Horovod's join covers no allgather. Give "
         "DistributedOptimizer uneven_steps=True, or set POSEIDON_UNEVEN_STEPS=1.)";
   }
-  throw StatusError(Status(status.code(), message));
+  Throw(Status(status.code(), message));
 }
 
 void Session::Submit(const std::shared_ptr<Exchange>& exchange, std::vector<int> params) {
