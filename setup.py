@@ -34,6 +34,7 @@ class CMakeBuild(build_ext):
             raise BuildError("cmake was not found. Install it, for example with `pip install cmake`.")
         build_dir = ROOT / "build" / sysconfig.get_config_var("SOABI")
         configure = [cmake, "-S", str(ROOT), "-B", str(build_dir), "-DPOSEIDON_BUILD_EXTENSION=ON"]
+        configure += ["-DPOSEIDON_UNITY_BUILD=ON"]
         configure += [f"-D{name}={value}" for name, value in cmake_definitions().items()]
         ninja = find_tool("ninja")
         if ninja and not (build_dir / "Makefile").exists() and "CMAKE_GENERATOR" not in os.environ:

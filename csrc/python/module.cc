@@ -14,9 +14,9 @@
 #include "core/schemes/scheme.h"
 #include "horovod/horovod_transport.h"
 #include "python/parse.h"
+#include "python/python_error.h"
 #include "python/session.h"
 #include "torch/owners.h"
-#include "torch/status_error.h"
 
 namespace py = pybind11;
 
@@ -44,7 +44,7 @@ PYBIND11_MODULE(_C, m) {
   py::register_exception_translator([](std::exception_ptr pointer) {
     try {
       if (pointer) std::rethrow_exception(pointer);
-    } catch (StatusError& error) {
+    } catch (PythonError& error) {
       PyErr_SetString(error.python_type(), error.what());
     }
   });
@@ -55,13 +55,13 @@ PYBIND11_MODULE(_C, m) {
   m.def("horovod_library_path", &HorovodLibraryPath);
   // horovod_internal_error: raised when Horovod itself failed; elastic training recovers from exactly that type.
   m.def("set_exceptions", [](const py::object& horovod_internal_error) {
-    StatusError::SetPythonType(StatusCode::kInvalidArgument, PyExc_ValueError);
-    StatusError::SetPythonType(StatusCode::kFailedPrecondition, PyExc_RuntimeError);
-    StatusError::SetPythonType(StatusCode::kInternal, PyExc_RuntimeError);
-    StatusError::SetPythonType(StatusCode::kAssertion, PyExc_AssertionError);
-    StatusError::SetPythonType(StatusCode::kAborted, horovod_internal_error.ptr());
-    StatusError::SetPythonType(StatusCode::kOutOfMemory, horovod_internal_error.ptr());
-    StatusError::SetPythonType(StatusCode::kUnavailable, py::object(horovod_internal_error).release().ptr());
+    PythonError::SetType(StatusCode::kInvalidArgument, PyExc_ValueError);
+    PythonError::SetType(StatusCode::kFailedPrecondition, PyExc_RuntimeError);
+    PythonError::SetType(StatusCode::kInternal, PyExc_RuntimeError);
+    PythonError::SetType(StatusCode::kAssertion, PyExc_AssertionError);
+    PythonError::SetType(StatusCode::kAborted, horovod_internal_error.ptr());
+    PythonError::SetType(StatusCode::kOutOfMemory, horovod_internal_error.ptr());
+    PythonError::SetType(StatusCode::kUnavailable, py::object(horovod_internal_error).release().ptr());
   });
 
   // Ranges of what the user gives.

@@ -171,7 +171,7 @@ bool Session::Capture(FactoredLayer& layer, at::ScalarType type, const std::func
   if (!layer.Accepts(type)) return false;
   Parameter& weight = *route->members().front();
   AdmitPass(weight, /*cleared=*/!weight.tensor.grad().defined());
-  if (weight.counter.sent() || weight.counter.remaining() <= 0) throw StatusError(TooManyPasses(weight.name));
+  if (weight.counter.sent() || weight.counter.remaining() <= 0) Throw(TooManyPasses(weight.name));
   FollowMembership(/*gradient_is_complete=*/weight.counter.remaining() == 1);
   if (route->OnCall(CurrentWalk(), append)) {
     context_.NoteReady(route->members());
@@ -183,7 +183,7 @@ bool Session::Capture(FactoredLayer& layer, at::ScalarType type, const std::func
 // cleared: the gradient that backward() has reduced is gone, so the user has discarded that step.
 void Session::AdmitPass(Parameter& p, bool cleared) {
   if (p.step.collected && cleared) DiscardLocked();
-  if (p.step.sent_without) throw StatusError(CameTooLate(p.name));
+  if (p.step.sent_without) Throw(CameTooLate(p.name));
 }
 
 void Session::OnAccumulated(int index, const at::Tensor& incoming) {
@@ -191,15 +191,15 @@ void Session::OnAccumulated(int index, const at::Tensor& incoming) {
   Parameter& p = parameters_[index];
   const at::Tensor& grad = p.tensor.grad();
   if (grad.defined() && grad.requires_grad()) {
-    throw StatusError(Status::Assertion("The gradient of " + p.name +
-                                        " requires a gradient itself (backward with create_graph=True), so it cannot "
-                                        "be reduced in place. Use torch.autograd.grad for the inner gradient."));
+    Throw(Status::Assertion("The gradient of " + p.name +
+                            " requires a gradient itself (backward with create_graph=True), so it cannot "
+                            "be reduced in place. Use torch.autograd.grad for the inner gradient."));
   }
   const bool fresh =
       incoming.defined() && grad.defined() && !grad.is_sparse() && !incoming.is_sparse() && incoming.is_alias_of(grad);
   AdmitPass(p, /*cleared=*/fresh);
   const PassCounter::Event event = p.counter.OnPass();
-  if (event == PassCounter::Event::kTooMany) throw StatusError(TooManyPasses(p.name));
+  if (event == PassCounter::Event::kTooMany) Throw(TooManyPasses(p.name));
   const bool complete = event == PassCounter::Event::kReady;
   FollowMembership(complete);
   if (p.route->OnPass(p, CurrentWalk())) return NoteProgress();

@@ -1,30 +1,16 @@
-// A Status leaving C++ as a Python exception, also out of autograd's backward.
+// A Status leaving C++ as an exception, also out of autograd's backward. What kind of exception is for whoever
+// links these sources to define: python/python_error.h for the extension. So none of them includes Python's headers,
+// which take longer to compile than most of these sources.
 #pragma once
-
-#include <torch/csrc/Exceptions.h>
-
-#include <array>
-#include <string>
 
 #include "core/base/status.h"
 
 namespace poseidon {
 
-class StatusError final : public torch::PyTorchError {
- public:
-  explicit StatusError(const Status& status) : torch::PyTorchError(status.message()), code_(status.code()) {}
-  PyObject* python_type() override;
-
-  // The one table of StatusCode -> Python exception type; set once when the module is imported. Types are borrowed for
-  // ever.
-  static void SetPythonType(StatusCode code, PyObject* type);
-
- private:
-  const StatusCode code_;
-};
+[[noreturn]] void Throw(const Status& status);
 
 inline void ThrowIfError(const Status& status) {
-  if (!status.ok()) throw StatusError(status);
+  if (!status.ok()) Throw(status);
 }
 
 }  // namespace poseidon

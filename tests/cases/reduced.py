@@ -4,6 +4,7 @@ The reference is the same script in float64 whose gradients are averaged over ra
 """
 
 import warnings
+from functools import partial
 
 import torch
 from harness.compare import dense, expect_error, poseidon_warnings, relative_error, schemes_of, sgd
@@ -26,9 +27,9 @@ LIMIT = 1e-5  # of float32 after a few steps
 
 
 class Words(Module):
-    def __init__(self):
+    def __init__(self, sparse=False):
         super().__init__()
-        self.embed, self.head = Embedding(30, 8), Linear(8, 4)
+        self.embed, self.head = Embedding(30, 8, sparse=sparse), Linear(8, 4)
 
     def forward(self, ids):
         return self.head(self.embed(ids).mean(1))
@@ -205,18 +206,28 @@ def clipping_without_synchronize(rank):
 
 @case
 def clipping_of_tables(rank):
-    """Dense and sparse gradients of an embedding."""
+    """Dense and sparse gradients of an embedding, on each of its ways."""
 
     def script(model, o, backward, x, index):
         o.zero_grad()
         ids = rank.integers(index, 30, 5, 3)
         backward(loss_of(model(ids)))
+        if model.head.weight.dtype == torch.float32:  # ours; the reference has means, which are dense
+            assert model.embed.weight.grad.is_sparse == model.embed.sparse
         for p in model.parameters():
             p.grad = p.grad * 0.5
         o.step()
 
-    for policy in ("sfb", "allreduce"):
-        as_in_one_process(rank, script, Words, policy=policy)
+    for sparse, policy, scheme in (
+        (False, "sfb", "row-sparse"),
+        (False, "allreduce", "allreduce"),
+        (True, "sfb", "row-sparse"),
+        (True, "allreduce", "sparse_allgather"),
+    ):
+        optimizer = as_in_one_process(
+            rank, script, partial(Words, sparse), optimizer=plain_sgd if sparse else sgd, policy=policy
+        )
+        assert schemes_of(optimizer)["embed.weight"] == scheme
 
 
 @case

@@ -436,6 +436,12 @@ def parameter_names(spec: Spec) -> tuple[str, ...]:
     return tuple(name for name, _ in Net(spec).named_parameters())
 
 
+@functools.lru_cache(maxsize=4096)
+def frozen_parameters(spec: Spec) -> frozenset[str]:
+    """Those that the model itself makes want no gradient."""
+    return frozenset(name for name, p in Net(spec).named_parameters() if not p.requires_grad)
+
+
 def sparse_parameters(spec: Spec) -> frozenset[str]:
     """Those whose gradient autograd makes a sparse tensor."""
     tied = spec.tied_head

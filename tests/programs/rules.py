@@ -12,7 +12,6 @@ for each action at its point of the program
 """
 
 import dataclasses
-import functools
 import re
 from typing import Callable, Optional, Union
 
@@ -20,7 +19,7 @@ import torch
 
 from . import actions as a
 from .machine import ReferenceRank
-from .models import IN_PLACE, NOT_EMPTY, not_saved, sparse_parameters
+from .models import IN_PLACE, NOT_EMPTY, frozen_parameters, not_saved, sparse_parameters
 from .program import Program
 
 
@@ -145,15 +144,24 @@ def admit(program: Program) -> Program:
     settings = program.settings
     if "passes" in EXCLUDED and settings.policy != "allreduce":
         settings = dataclasses.replace(settings, passes=1)
-    return dataclasses.replace(
-        program, settings=settings, before=tuple(filter(functools.partial(_may_come_before, program), program.before))
-    )
+    before: list[a.Action] = []
+    frozen = set(frozen_parameters(program.model))
+    for action in program.before:
+        if not _may_come_before(program, action, frozen):
+            continue
+        before.append(action)
+        if isinstance(action, a.Freeze):
+            (frozen.add if action.frozen else frozen.discard)(action.param)
+    return dataclasses.replace(program, settings=settings, before=tuple(before))
 
 
-def _may_come_before(program: Program, action: a.Action) -> bool:
+def _may_come_before(program: Program, action: a.Action, frozen: set[str]) -> bool:
+    """``frozen``: parameters that want no gradient when the action comes; PyTorch takes no hooks for them."""
     if isinstance(action, a.Hook):
-        return action.kind in a.TENSOR_HOOKS and not (
-            action.kind.startswith("post") and action.on in sparse_parameters(program.model)
+        return (
+            action.kind in a.TENSOR_HOOKS
+            and action.on not in frozen
+            and not (action.kind.startswith("post") and action.on in sparse_parameters(program.model))
         )
     return isinstance(action, a.Freeze) and not _is_head(program, action.param)
 

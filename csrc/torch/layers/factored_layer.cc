@@ -190,7 +190,7 @@ void FactoredLayer::DropRowsTheUserDiscarded() {
     for (Target& each : targets_) each.known = nullptr;
     return;
   }
-  throw StatusError(Status::FailedPrecondition(
+  Throw(Status::FailedPrecondition(
       "The gradient of " + name_ + " was modified between two backward passes of one step. Its part that travels as " +
       (kind_ == Kind::kLinear ? "sufficient factors" : "rows") +
       " is not in .grad yet and cannot be modified there. Modify gradients after the last backward pass, or set "

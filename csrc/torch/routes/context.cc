@@ -32,7 +32,7 @@ void RouteContext::ThrowIfFailed(const Status& status) const {
         " (If a rank has called hvd.join() while others still train: Horovod's join covers no allgather. Give "
         "DistributedOptimizer uneven_steps=True, or set POSEIDON_UNEVEN_STEPS=1.)";
   }
-  throw StatusError(Status(status.code(), message));
+  Throw(Status(status.code(), message));
 }
 
 void RouteContext::Submit(const std::shared_ptr<Exchange>& exchange, std::vector<Parameter*> members) {

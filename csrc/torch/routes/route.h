@@ -2,7 +2,7 @@
 //
 // The session counts passes, asks who is here and checks evidence; then it hands the gradient to its parameter's route.
 // A route is made by the router (router.h) from the plan, and names what it sends. All methods are called with the
-// session's lock held. They throw StatusError.
+// session's lock held. They throw (status_error.h).
 #pragma once
 
 #include <memory>
