@@ -125,11 +125,12 @@ py::dict ToDict(const TensorDecision& decision) {
   py::dict dict;
   dict["name"] = decision.name;
   dict["scheme"] = Name(decision.scheme);
-  dict["allreduce_bytes"] = decision.allreduce_bytes;
-  dict["sfb_bytes"] = Known(decision.sfb_bytes);
-  dict["row_sparse_bytes"] = Known(decision.row_sparse_bytes);
-  dict["allreduce_seconds"] = Known(decision.allreduce_seconds);
-  dict["gather_seconds"] = Known(decision.gather_seconds);
+  const bool factors = decision.OfferOf(Scheme::kSfb) != nullptr;
+  dict["allreduce_bytes"] = decision.bytes(Scheme::kAllreduce);
+  dict["sfb_bytes"] = Known(decision.bytes(Scheme::kSfb));
+  dict["row_sparse_bytes"] = Known(decision.bytes(Scheme::kRowSparse));
+  dict["allreduce_seconds"] = Known(decision.seconds(Scheme::kAllreduce));
+  dict["gather_seconds"] = Known(decision.seconds(factors ? Scheme::kSfb : Scheme::kRowSparse));
   dict["global_rows"] = decision.global_rows;
   dict["reason"] = decision.reason;
   return dict;
@@ -191,7 +192,7 @@ py::object ToDict(const Plan& plan) {
 py::dict ToDict(const SessionStats& stats) {
   py::dict schemes;
   for (Scheme scheme : {Scheme::kAllreduce, Scheme::kSfb, Scheme::kRowSparse}) {
-    const SchemeStats& s = stats.by_scheme[static_cast<size_t>(scheme)];
+    const SchemeStats& s = stats.of(scheme);
     py::dict dict;
     dict["tensors"] = s.tensors;
     dict["collectives"] = s.collectives;

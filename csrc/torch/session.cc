@@ -78,7 +78,10 @@ std::shared_ptr<Session> Session::Create(std::shared_ptr<Engine> engine, Session
 }
 
 Session::Session(std::shared_ptr<Engine> engine, SessionOptions options)
-    : engine_(std::move(engine)), options_(std::move(options)) {
+    : engine_(std::move(engine)),
+      options_(std::move(options)),
+      wire_format_{options_.compression == CompressionKind::kFp16 ? &HalfCodec() : &IdentityCodec(),
+                   engine_->transport().traits()} {
   parameters_.resize(options_.params.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
@@ -117,12 +120,11 @@ bool Session::CanFactor() const {
 double Session::FactorScale() const { return options_.reduction.op == ReduceOp::kAverage ? 1.0 / options_.size : 1.0; }
 
 std::shared_ptr<LinearLayer> Session::NewLayer(const Parameter& p) const {
-  return std::make_shared<LinearLayer>(p.name, p.tensor, options_.compression == CompressionKind::kFp16, FactorScale());
+  return std::make_shared<LinearLayer>(p.name, p.tensor, wire_format_, FactorScale());
 }
 
 std::shared_ptr<EmbeddingLayer> Session::NewTable(const Parameter& p) const {
-  return std::make_shared<EmbeddingLayer>(p.name, p.tensor, options_.compression == CompressionKind::kFp16,
-                                          FactorScale());
+  return std::make_shared<EmbeddingLayer>(p.name, p.tensor, wire_format_, FactorScale());
 }
 
 Session::~Session() {
@@ -278,7 +280,7 @@ Session::Factored* Session::FactoredOf(const Parameter& parameter) {
 std::shared_ptr<GradSource> Session::NewSource(const Parameter& p) const {
   const int index = static_cast<int>(&p - parameters_.data());
   return std::make_shared<GradSource>(
-      p.name, p.tensor, options_.compression,
+      p.name, p.tensor, options_.compression, wire_format_,
       [compress = options_.compress, index](const at::Tensor& grad) { return compress(index, grad); });
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -16,10 +17,10 @@
 #include "core/engine/ordered_sender.h"
 #include "core/engine/scalar_sum.h"
 #include "core/engine/stats.h"
+#include "core/plan/chooser.h"
 #include "core/plan/dense_layout.h"
 #include "core/plan/plan.h"
 #include "core/plan/profile.h"
-#include "core/plan/selector.h"
 #include "core/schemes/dense_exchange.h"
 #include "core/schemes/sfb_exchange.h"
 #include "torch/layers/capture.h"
@@ -47,10 +48,10 @@ struct SessionOptions {
   int size = 1;
   std::string tag;  // makes wire names unique per optimizer
   Policy policy = Policy::kBytes;
-  std::vector<SchemeOverride> overrides;                   // one per parameter
-  int64_t max_gathered_elements = kMaxCollectiveElements;  // of one allgather, all ranks together
-  std::string settings;                                    // what must be equal on all ranks, one "key=value" per line
-  NetworkModel network;                                    // for what goes by time; measured if not known
+  std::vector<SchemeOverride> overrides;                                // one per parameter
+  int64_t max_gathered_elements = std::numeric_limits<int64_t>::max();  // of one allgather, all ranks together
+  std::string settings;  // what must be equal on all ranks, one "key=value" per line
+  NetworkModel network;  // for what goes by time; measured if not known
   DenseSettings dense;
   double gather_memory_bytes = 2e9;  // TimeChoiceSettings
   bool uneven_steps = false;         // ranks may call hvd.join() while others go on
@@ -229,7 +230,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   bool GoesByTime() const;
   bool MayShare(const Parameter& parameter) const;
   at::ScalarType DenseWireType(const Parameter& parameter) const;
-  void LayOutSlices(const SelectorSettings& settings, Plan* plan);
+  std::vector<bool> WhichMayShare() const;
   void MakeSlices();
   void AddPart(const DenseSlice& slice);
   void SendByPlan(Parameter& parameter, bool fresh = false);
@@ -288,7 +289,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   double ExpectedRows(const Factored& factored) const;
   Status ReceivePlan();
   void NoteTried();
-  void KeepUnused(Plan* plan) const;
+  std::vector<const TensorDecision*> UnusedButFactored() const;
   void AdoptPlan();
   void StartFactored(int weight_index);
   void DecideBias(const Factored& factored, Scheme scheme);
@@ -314,6 +315,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
 
   const std::shared_ptr<Engine> engine_;
   const SessionOptions options_;
+  const WireFormat wire_format_;
 
   mutable std::mutex mutex_;  // guards everything below
   std::vector<Parameter> parameters_;
@@ -369,7 +371,8 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   NetworkModel network_;
   ComputeCalibration calibration_;
   std::vector<LayerCost> my_costs_;  // per parameter, as this rank measured them
-  TimeInputs time_inputs_;           // agreed
+  Measured measured_;                // agreed
+  Trials trials_;                    // rank 0's
   SessionStats stats_;
   std::vector<std::string> warnings_;
 };

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "core/model/cost_model.h"
-#include "core/plan/dense_choice.h"
 #include "torch/dtypes.h"
 #include "torch/routes/grad_place.h"
 #include "torch/session.h"
@@ -16,17 +15,12 @@ namespace {
 
 // Of parts, with method kPriority: one may wait behind the one that travels.
 constexpr double kCreditInThetas = 2;
-// Of KeptFromFusion, for gradients that travel alone; slices are numbered from 0.
+// Of KeepApart, for gradients that travel alone; slices are numbered from 0.
 constexpr int kFirstNumberAlone = 1 << 16;
 
 }  // namespace
 
-// The layout, or the schemes, depend on how long things take.
-bool Session::GoesByTime() const {
-  if (options_.policy == Policy::kTime) return true;
-  const DenseMethod method = options_.dense.method;
-  return method == DenseMethod::kAuto || method == DenseMethod::kMerged || method == DenseMethod::kPriority;
-}
+bool Session::GoesByTime() const { return poseidon::GoesByTime(options_.policy, options_.dense.method); }
 
 bool Session::MayShare(const Parameter& p) const {
   return p.group < 0 && !p.sparse && options_.compression != CompressionKind::kPython &&
@@ -34,11 +28,10 @@ bool Session::MayShare(const Parameter& p) const {
 }
 
 at::ScalarType Session::DenseWireType(const Parameter& p) const {
-  return ToScalarType(AllreduceWireDType(ToDType(GradType(p.tensor)), options_.compression == CompressionKind::kFp16));
+  return ToScalarType(wire_format_.Reduced(ToDType(GradType(p.tensor))));
 }
 
-void Session::LayOutSlices(const SelectorSettings& settings, Plan* plan) {
-  plan->dense_method = options_.dense.method;
+std::vector<bool> Session::WhichMayShare() const {
   std::vector<bool> may_share;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     // A gradient that some rank does not complete in backward would keep those that share its message from being
@@ -47,8 +40,7 @@ void Session::LayOutSlices(const SelectorSettings& settings, Plan* plan) {
     may_share.push_back(MayShare(parameters_[i]) && !merged.sparse &&
                         (merged.everywhere || !options_.reduce_in_backward));
   }
-  plan->slices = ChooseLayout(merged_profile_, plan->decisions, may_share, settings, options_.dense,
-                              GoesByTime() ? &time_inputs_ : nullptr, &plan->prediction);
+  return may_share;
 }
 
 // From the plan in force.
@@ -101,7 +93,8 @@ void Session::AddPart(const DenseSlice& slice) {
   part.bytes = static_cast<double>(p.tensor.numel() * SizeOf(wire)) / slice.parts;
   part.exchange = std::make_shared<DenseExchange>(
       name, std::vector<DenseExchange::Member>{{name, p.parted->Part(slice.part)}},
-      KeptFromFusion(options_.reduction, wire, static_cast<int>(parts_.size())), options_.process_set, options_.size);
+      engine_->transport().KeepApart(options_.reduction, wire, static_cast<int>(parts_.size())), options_.process_set,
+      options_.size);
   p.parts.push_back(static_cast<int>(parts_.size()));
   parts_.push_back(std::move(part));
 }
@@ -126,11 +119,11 @@ const Session::Slice* Session::SharedSliceOf(const Parameter& p) const {
 // Also before there is a plan: what Horovod fuses depends on when it looks, and with it the order of sums and their
 // last bits.
 Reduction Session::ReductionOf(const Parameter& p) const {
-  if (options_.dense.method == DenseMethod::kHorovod || options_.compression == CompressionKind::kPython)
+  if (options_.dense.method == DenseMethod::kFused || options_.compression == CompressionKind::kPython)
     return options_.reduction;
   const int number =
       SharedSliceOf(p) != nullptr ? p.slice : kFirstNumberAlone + static_cast<int>(&p - parameters_.data());
-  return KeptFromFusion(options_.reduction, ToDType(DenseWireType(p)), number);
+  return engine_->transport().KeepApart(options_.reduction, ToDType(DenseWireType(p)), number);
 }
 
 GradPool& Session::PoolOf(Slice& slice) {

@@ -18,16 +18,6 @@ namespace poseidon {
 
 namespace {
 
-// A plan is looked at again after steps that ran under it, then ever more seldom.
-constexpr int64_t kFirstRevision = 3;
-constexpr int64_t kMostStepsBetweenPlans = 64;
-constexpr int64_t kStepsOfTrial = 4;      // after which a choice that took another's place is compared with it
-constexpr double kRememberedSeconds = 1;  // of a choice's earlier steps weigh against those seen last
-// Rows beyond this factor of what the plan expects, for so many steps in a row, bring the next plan forward. A short
-// last batch of an epoch does not.
-constexpr double kRowsFactor = 2;
-constexpr int kStepsOfOtherRows = 4;
-
 // To three significant bits.
 int64_t RoundUp(int64_t rows) {
   int64_t step = 1;
@@ -160,7 +150,7 @@ Status Session::AgreeOnPlan() {
 bool Session::PlanIsDue() const {
   if (!planned_) return true;
   if (options_.size <= 1 || (options_.policy == Policy::kAllreduce && !GoesByTime())) return false;
-  return plan_clock_ >= next_plan_at_ || steps_of_other_rows_ >= kStepsOfOtherRows;
+  return plan_clock_ >= next_plan_at_ || steps_of_other_rows_ >= kTuning.steps_of_other_rows;
 }
 
 // Ranks that have joined take part in allreduces only, so while there are such a plan that needs none of them now is
@@ -178,7 +168,7 @@ bool Session::PutOffWhileRanksAreMissing() {
 }
 
 void Session::RestartPlanClock() {
-  next_plan_at_ = plan_clock_ + kFirstRevision;
+  next_plan_at_ = plan_clock_ + kTuning.first_revision;
   steps_of_other_rows_ = 0;
 }
 
@@ -195,7 +185,8 @@ void Session::NoteRows() {
   const bool other = std::any_of(factored_.begin(), factored_.end(), [&](const Factored& factored) {
     const double expected = ExpectedRows(factored);
     const auto rows = static_cast<double>(factored.exchange->gathered_rows());
-    return rows > 0 && (rows > expected * kRowsFactor || rows * kRowsFactor < expected);  // none: unused for now
+    return rows > 0 &&
+           (rows > expected * kTuning.rows_factor || rows * kTuning.rows_factor < expected);  // none: unused for now
   });
   if (other && steps_of_other_rows_ == 0) ForgetSteps();
   steps_of_other_rows_ = other ? steps_of_other_rows_ + 1 : 0;
@@ -233,8 +224,7 @@ Status Session::Calibrate() {
     shape.global_rows = RoundUp(gathered);
     shape.ranks = options_.size;
     shape.gradient = GradType(parameters_[i].tensor);
-    shape.wire =
-        ToScalarType(FactorWireDType(merged.base.factor_dtype, options_.compression == CompressionKind::kFp16));
+    shape.wire = ToScalarType(wire_format_.Gathered(merged.base.factor_dtype));
     LayerCost& cost = my_costs_[i];
     cost = calibration_.CostOf(shape);
     const double share = static_cast<double>(merged.max_rank_rows) / static_cast<double>(shape.rows);
@@ -251,36 +241,22 @@ Status Session::Calibrate() {
     if (!status.ok()) return Status::Internal("rank " + std::to_string(rank) + ": " + status.message());
   }
   const ComputeCosts costs = MedianCosts(by_rank);
-  time_inputs_.network = network_;
-  time_inputs_.network_given = options_.network.known();
-  time_inputs_.settings.gather_memory_bytes = options_.gather_memory_bytes;
-  time_inputs_.contention = costs.contention;
-  time_inputs_.copy = costs.copy;
-  time_inputs_.costs = costs.layers;
+  measured_ = {network_, options_.network.known(), costs.contention, costs.copy, costs.layers};
   return Status::OK();
 }
 
 Status Session::ReceivePlan() {
   std::vector<uint8_t> mine;
   if (options_.rank == 0) {
-    Plan plan;
-    plan.size = options_.size;
+    NoteTried();
+    Question question{merged_profile_, measured_, WhichMayShare(), UnusedButFactored(), stats_.steps};
+    ChooserSettings settings{options_.policy,
+                             {options_.size, wire_format_},
+                             options_.overrides,
+                             options_.dense,
+                             options_.gather_memory_bytes};
+    Plan plan = Choose(question, settings, &trials_);
     plan.reconstruct_threads = at::get_num_threads();
-    SelectorSettings settings;
-    settings.policy = options_.policy;
-    settings.size = options_.size;
-    settings.fp16_wire = options_.compression == CompressionKind::kFp16;
-    plan.made_at_step = stats_.steps;
-    const bool by_time = GoesByTime();
-    if (by_time) {
-      plan.network = network_;
-      NoteTried();
-    }
-    plan.decisions =
-        Select(merged_profile_, options_.overrides, settings, by_time ? &time_inputs_ : nullptr, &plan.prediction);
-    time_inputs_.load = plan.prediction.load;
-    KeepUnused(&plan);
-    LayOutSlices(settings, &plan);
     // The optimizer's own step follows, whatever the choice.
     for (StepEstimate* estimate : {&plan.prediction.chosen, &plan.prediction.dense}) {
       estimate->step += update_seconds_;
@@ -330,34 +306,26 @@ Status Session::ReceivePlan() {
 // The choice in force has been observed. Once rows are others than those that choices were tried with, all that is
 // forgotten.
 void Session::NoteTried() {
-  std::vector<Scheme> current;
-  for (const TensorDecision& decision : plan_.decisions) current.push_back(decision.scheme);
-  time_inputs_.current = current;
-  time_inputs_.slices = plan_.slices;
-  std::vector<TriedChoice>& tried = time_inputs_.tried;
-  if (steps_of_other_rows_ >= kStepsOfOtherRows) tried.clear();
-  if (current.empty() || merged_profile_.step_seconds <= 0 || steps_under_plan_ == 0) return;
-  auto it = std::find_if(tried.begin(), tried.end(), [&](const TriedChoice& each) { return each.schemes == current; });
-  if (it == tried.end()) it = tried.insert(it, {std::move(current), 0, 0, 0});
-  const double seen = merged_profile_.step_seconds * static_cast<double>(steps_under_plan_);
-  const double before = std::min(it->total, kRememberedSeconds);
-  it->seconds = (it->seconds * before + merged_profile_.step_seconds * seen) / (before + seen);
-  it->total += seen;
-  it->steps += steps_under_plan_;
+  if (!GoesByTime()) return;
+  if (steps_of_other_rows_ >= kTuning.steps_of_other_rows) trials_.Forget();
+  trials_.Observe(plan_.decisions, plan_.slices, merged_profile_.step_seconds, steps_under_plan_);
 }
 
 // A layer that nobody used in this step says nothing of the next one: it stays what it is.
-void Session::KeepUnused(Plan* plan) const {
+std::vector<const TensorDecision*> Session::UnusedButFactored() const {
+  std::vector<const TensorDecision*> kept(parameters_.size());
   for (size_t i = 0; i < plan_.decisions.size(); ++i) {
     const bool factored = parameters_[i].layer_weight == static_cast<int>(i);
-    if (factored && merged_profile_.tensors[i].global_rows == 0) plan->decisions[i] = plan_.decisions[i];
+    if (factored && merged_profile_.tensors[i].global_rows == 0) kept[i] = &plan_.decisions[i];
   }
+  return kept;
 }
 
 void Session::AdoptPlan() {
   ++plans_;
-  next_plan_at_ = std::max(kFirstRevision, std::min(2 * plan_clock_ + 2, plan_clock_ + kMostStepsBetweenPlans));
-  if (steps_of_other_rows_ >= kStepsOfOtherRows) plan_changes_ = 0;
+  next_plan_at_ =
+      std::max(kTuning.first_revision, std::min(2 * plan_clock_ + 2, plan_clock_ + kTuning.most_steps_between_plans));
+  if (steps_of_other_rows_ >= kTuning.steps_of_other_rows) plan_changes_ = 0;
   steps_of_other_rows_ = 0;
   bool changed = false;  // and so tried; what is decided by given values needs no trial
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -365,7 +333,7 @@ void Session::AdoptPlan() {
         changed || (parameters_[i].layer_weight == static_cast<int>(i)) != IsFactored(next_plan_.decisions[i].scheme);
   }
   if (planned_ && changed && merged_profile_.step_seconds > 0) {  // the more often, the longer until the next
-    next_plan_at_ = std::min(next_plan_at_, plan_clock_ + kStepsOfTrial * ++plan_changes_);
+    next_plan_at_ = std::min(next_plan_at_, plan_clock_ + kTuning.steps_of_trial * ++plan_changes_);
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const bool factored = parameters_[i].layer_weight == static_cast<int>(i);
@@ -415,7 +383,8 @@ void Session::DecideBias(const Factored& factored, Scheme scheme) {
   TensorDecision& decision = plan_.decisions[factored.bias];
   decision.scheme = scheme;
   decision.global_rows = plan_.decisions[factored.weight].global_rows;
-  decision.sfb_bytes = scheme == Scheme::kSfb ? 0 : -1;
+  decision.Remove(Scheme::kSfb);
+  if (scheme == Scheme::kSfb) decision.Put({Scheme::kSfb, 0, -1, ""});
   decision.reason = "follows " + parameters_[factored.weight].name;
 }
 
@@ -429,12 +398,12 @@ void Session::StartFactored(int weight_index) {
     if (parameters_[i].name == profile.bias) factored.bias = static_cast<int>(i);
   }
   DecideBias(factored, Scheme::kSfb);
-  const DType wire = FactorWireDType(profile.factor_dtype, options_.compression == CompressionKind::kFp16);
+  const DType wire = wire_format_.Gathered(profile.factor_dtype);
   FactoredLayer::Settings settings;
   if (factored.bias >= 0) settings.bias = parameters_[factored.bias].tensor;
   settings.factor_type = ToScalarType(profile.factor_dtype);
   settings.wire_type = ToScalarType(wire);
-  settings.max_elements = options_.max_gathered_elements / options_.size;
+  settings.max_elements = std::min(options_.max_gathered_elements, wire_format_.traits.max_elements) / options_.size;
   settings.sparse = weight.sparse;
   weight.layer->StartCapture(settings);
   factored.exchange = NewSfbExchange(factored);
@@ -454,7 +423,7 @@ std::shared_ptr<SfbExchange> Session::NewSfbExchange(const Factored& factored) c
   for (int index : {factored.weight, factored.bias}) {
     if (index < 0) continue;
     const at::Tensor& param = parameters_[index].tensor;
-    const DType wire = AllreduceWireDType(ToDType(GradType(param)), options_.compression == CompressionKind::kFp16);
+    const DType wire = wire_format_.Reduced(ToDType(GradType(param)));
     options.dense_bytes += AllreduceWireBytes(param.numel(), wire, options_.size);
   }
   const char* kind = options.scheme == Scheme::kSfb ? "sfb" : "rows";

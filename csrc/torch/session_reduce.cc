@@ -160,10 +160,10 @@ Session::Compressed Session::CollectLocked(bool all, std::unique_lock<std::mutex
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (chosen(parameters_[i])) todo.push_back(i);
   }
-  double waited_seconds[kSchemeCount] = {};
+  std::vector<double> waited_seconds(SchemeCount());
   const Clock::time_point begin = Clock::now();
   lock->unlock();
-  const Status status = engine_->Wait(waited, waited_seconds);
+  const Status status = engine_->Wait(waited, waited_seconds.data());
   lock->lock();
   stats_.synchronize_seconds += SecondsBetween(begin, Clock::now());
   for (size_t scheme = 0; scheme < stats_.by_scheme.size(); ++scheme)

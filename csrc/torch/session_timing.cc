@@ -52,7 +52,7 @@ void Session::RecordTimeline() {
   std::sort(order.begin(), order.end(),
             [&](size_t a, size_t b) { return parameters_[a].ready_seconds < parameters_[b].ready_seconds; });
 
-  const double stolen = time_inputs_.contention / (1 + time_inputs_.contention);
+  const double stolen = measured_.contention / (1 + measured_.contention);
   const auto stolen_before = [&](double seconds) {
     double sum = 0;
     for (const Factored& factored : factored_) {
@@ -75,7 +75,7 @@ void Session::RecordTimeline() {
     }
     const Slice* slice = SharedSliceOf(p);
     if (slice != nullptr && slice->pool && slice->pool->copied_bytes() > 0) {
-      shift -= time_inputs_.copy *
+      shift -= measured_.copy *
                static_cast<double>(p.tensor.numel() * static_cast<int64_t>(c10::elementSize(DenseWireType(p))));
     }
     Push(std::max(0.0, dense), &p.ready_history);

@@ -10,10 +10,11 @@
 
 #include "core/base/byte_io.h"
 #include "core/model/measurements.h"
-#include "core/plan/dense_choice.h"
+#include "core/plan/chooser.h"
 #include "core/plan/plan.h"
 #include "core/plan/profile.h"
-#include "core/plan/selector.h"
+#include "core/plan/trials.h"
+#include "horovod/traits.h"
 #include "tests/check.h"
 
 namespace poseidon {
@@ -69,54 +70,29 @@ struct Settings {
 // Plans in a row, each tried for four steps.
 class Planner {
  public:
-  explicit Planner(const Settings& settings) : settings_(settings) {}
+  explicit Planner(const Settings& given) {
+    settings_.policy = given.policy;
+    settings_.setting.size = given.size;
+    settings_.setting.wire.traits = HorovodTraits();
+    if (given.half) settings_.setting.wire.codec = &HalfCodec();
+    settings_.dense = given.dense;
+    network_ = given.network;
+  }
 
   Plan Make(const MergedProfile& profile, const Record& record) {
-    SelectorSettings settings{settings_.policy, settings_.size, settings_.half};
-    inputs_.network = settings_.network;
-    inputs_.contention = record.costs.contention;
-    inputs_.copy = record.costs.copy;
-    inputs_.costs = record.costs.layers;
-    NoteTried(profile.step_seconds);
-    const bool by_time = settings_.policy == Policy::kTime || settings_.dense.method == DenseMethod::kAuto ||
-                         settings_.dense.method == DenseMethod::kMerged ||
-                         settings_.dense.method == DenseMethod::kPriority;
-    Plan plan;
-    plan.size = settings_.size;
-    if (by_time) plan.network = settings_.network;
-    plan.decisions = Select(profile, {}, settings, by_time ? &inputs_ : nullptr, &plan.prediction);
-    inputs_.load = plan.prediction.load;
-    plan.dense_method = settings_.dense.method;
-    plan.slices = ChooseLayout(profile, plan.decisions, record.may_share, settings, settings_.dense,
-                               by_time ? &inputs_ : nullptr, &plan.prediction);
-    current_ = plan;
-    return plan;
+    Question question;
+    question.profile = profile;
+    question.measured = {network_, false, record.costs.contention, record.costs.copy, record.costs.layers};
+    question.may_share = record.may_share;
+    trials_.Observe(current_.decisions, current_.slices, profile.step_seconds, /*steps=*/4);
+    current_ = Choose(question, settings_, &trials_);
+    return current_;
   }
 
  private:
-  static constexpr int64_t kSteps = 4;
-
-  void NoteTried(double seconds) {
-    inputs_.current.clear();
-    for (const TensorDecision& decision : current_.decisions) inputs_.current.push_back(decision.scheme);
-    inputs_.slices = current_.slices;
-    if (inputs_.current.empty() || seconds <= 0) return;
-    TriedChoice* tried = nullptr;
-    for (TriedChoice& each : inputs_.tried) {
-      if (each.schemes == inputs_.current) tried = &each;
-    }
-    if (tried == nullptr) {
-      inputs_.tried.push_back({inputs_.current, 0, 0, 0});
-      tried = &inputs_.tried.back();
-    }
-    const double seen = seconds * static_cast<double>(kSteps), before = std::min(tried->total, 1.0);
-    tried->seconds = (tried->seconds * before + seconds * seen) / (before + seen);
-    tried->total += seen;
-    tried->steps += kSteps;
-  }
-
-  const Settings settings_;
-  TimeInputs inputs_;
+  ChooserSettings settings_;
+  NetworkModel network_;
+  Trials trials_;
   Plan current_;
 };
 
@@ -128,10 +104,13 @@ inline std::string NumberText(double value) {
 inline std::string KnownText(double value) { return value < 0 ? " none" : NumberText(value); }
 
 inline std::string DecisionText(const TensorDecision& decision) {
-  return decision.name + " " + Name(decision.scheme) + NumberText(decision.allreduce_bytes) +
-         KnownText(decision.sfb_bytes) + KnownText(decision.row_sparse_bytes) + KnownText(decision.allreduce_seconds) +
-         KnownText(decision.gather_seconds) + " " + std::to_string(decision.global_rows) + " " + decision.reason +
-         (decision.request_refused ? " refused" : "") + "\n";
+  const double gather =
+      decision.OfferOf(Scheme::kSfb) != nullptr ? decision.seconds(Scheme::kSfb) : decision.seconds(Scheme::kRowSparse);
+  return decision.name + " " + Name(decision.scheme) + NumberText(decision.bytes(Scheme::kAllreduce)) +
+         KnownText(decision.bytes(Scheme::kSfb)) + KnownText(decision.bytes(Scheme::kRowSparse)) +
+         KnownText(decision.seconds(Scheme::kAllreduce)) + KnownText(gather) + " " +
+         std::to_string(decision.global_rows) + " " + decision.reason + (decision.request_refused ? " refused" : "") +
+         "\n";
 }
 
 // All that plan() of Python has of a plan.

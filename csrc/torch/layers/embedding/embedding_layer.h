@@ -14,7 +14,7 @@ namespace poseidon {
 
 class EmbeddingLayer final : public FactoredLayer {
  public:
-  EmbeddingLayer(std::string name, at::Tensor weight, bool fp16_wire, double scale);
+  EmbeddingLayer(std::string name, at::Tensor weight, const WireFormat& wire, double scale);
 
   // ---- Step 0 (embedding_profile.cc).
   void Profile(const TableRows& rows);

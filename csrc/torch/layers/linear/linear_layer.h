@@ -10,7 +10,7 @@ namespace poseidon {
 
 class LinearLayer final : public FactoredLayer {
  public:
-  LinearLayer(std::string name, at::Tensor weight, bool fp16_wire, double scale);
+  LinearLayer(std::string name, at::Tensor weight, const WireFormat& wire, double scale);
 
   // ---- Step 0 (linear_profile.cc).
   // bias: the one the call used, undefined if none.
