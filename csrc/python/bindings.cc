@@ -13,6 +13,9 @@
 #include "core/engine/engine.h"
 #include "core/schemes/scheme.h"
 #include "horovod/horovod_transport.h"
+#include "python/model.h"
+#include "python/parse.h"
+#include "python/plan.h"
 #include "torch/owners.h"
 #include "torch/session.h"
 #include "torch/status_error.h"
@@ -35,13 +38,6 @@ std::shared_ptr<Engine> MakeEngine(double stall_warning_seconds, int rank) {
                  message.c_str(), sessions.empty() ? "none" : sessions.c_str());
   };
   return std::shared_ptr<Engine>(new Engine(MakeHorovodTransport().release(), std::move(options)), [](Engine*) {});
-}
-
-template <typename T>
-T Parse(Status (*parse)(const std::string&, T*), const std::string& text) {
-  T value;
-  ThrowIfError(parse(text, &value));
-  return value;
 }
 
 // Python code, called from autograd's threads and destroyed by whichever thread drops the session.
@@ -119,106 +115,6 @@ std::shared_ptr<Session> MakeSession(const std::shared_ptr<Engine>& engine, std:
   return Session::Create(engine, std::move(options));
 }
 
-py::object Known(double value) { return value < 0 ? py::object(py::none()) : py::object(py::float_(value)); }
-
-py::dict ToDict(const TensorDecision& decision) {
-  py::dict dict;
-  dict["name"] = decision.name;
-  dict["scheme"] = Name(decision.scheme);
-  const bool factors = decision.OfferOf(Scheme::kSfb) != nullptr;
-  dict["allreduce_bytes"] = decision.bytes(Scheme::kAllreduce);
-  dict["sfb_bytes"] = Known(decision.bytes(Scheme::kSfb));
-  dict["row_sparse_bytes"] = Known(decision.bytes(Scheme::kRowSparse));
-  dict["allreduce_seconds"] = Known(decision.seconds(Scheme::kAllreduce));
-  dict["gather_seconds"] = Known(decision.seconds(factors ? Scheme::kSfb : Scheme::kRowSparse));
-  dict["global_rows"] = decision.global_rows;
-  dict["reason"] = decision.reason;
-  return dict;
-}
-
-py::dict ToDict(const AlphaBeta& model) {
-  py::dict dict;
-  dict["alpha_seconds"] = model.alpha;
-  dict["beta_seconds_per_byte"] = model.beta;
-  return dict;
-}
-
-py::dict ToDict(const StepEstimate& estimate) {
-  py::dict dict;
-  dict["step_seconds"] = estimate.step;
-  dict["exposed_seconds"] = estimate.exposed();
-  dict["network_busy_seconds"] = estimate.channel;
-  dict["rebuild_seconds"] = estimate.rebuild;
-  return dict;
-}
-
-// Without its decisions' names and costs put into words: that is Python's part.
-py::object ToDict(const Plan& plan) {
-  if (plan.decisions.empty()) return py::none();
-  py::list tensors;
-  for (const TensorDecision& decision : plan.decisions) tensors.append(ToDict(decision));
-  py::dict dict;
-  dict["size"] = plan.size;
-  dict["made_at_step"] = plan.made_at_step;
-  dict["tensors"] = tensors;
-  dict["network"] = py::none();
-  if (plan.network.known()) {
-    py::dict network;
-    network["allreduce"] = ToDict(plan.network.allreduce);
-    network["allgather"] = ToDict(plan.network.allgather);
-    network["skew_seconds"] = plan.network.skew_seconds;
-    network["clamped"] = plan.network.clamped;
-    dict["network"] = network;
-  }
-  py::dict load;
-  load["allreduce"] = plan.prediction.load.allreduce;
-  load["allgather"] = plan.prediction.load.allgather;
-  dict["network_load"] = load;
-  py::list slices;
-  for (const DenseSlice& slice : plan.slices) {
-    py::list names;
-    for (int tensor : slice.tensors) names.append(plan.decisions[tensor].name);
-    slices.append(names);
-  }
-  py::dict dense;
-  dense["method"] = Name(plan.dense_method);
-  dense["slices"] = slices;
-  dict["dense"] = dense;
-  dict["predicted"] = plan.prediction.known ? py::object(ToDict(plan.prediction.chosen)) : py::none();
-  dict["predicted_dense"] = plan.prediction.known ? py::object(ToDict(plan.prediction.dense)) : py::none();
-  return dict;
-}
-
-py::dict ToDict(const SessionStats& stats) {
-  py::dict schemes;
-  for (Scheme scheme : {Scheme::kAllreduce, Scheme::kSfb, Scheme::kRowSparse}) {
-    const SchemeStats& s = stats.of(scheme);
-    py::dict dict;
-    dict["tensors"] = s.tensors;
-    dict["collectives"] = s.collectives;
-    dict["wire_bytes"] = s.bytes_sent;
-    dict["horovod_wire_bytes"] = s.dense_bytes;
-    dict["waited_seconds"] = s.waited_seconds;
-    dict["pack_seconds"] = s.pack_seconds;
-    dict["queue_seconds"] = s.queue_seconds;
-    dict["wire_seconds"] = s.wire_seconds;
-    dict["handoff_seconds"] = s.handoff_seconds;
-    dict["rebuild_seconds"] = s.rebuild_seconds;
-    schemes[Name(scheme)] = dict;
-  }
-  py::dict dict;
-  dict["steps"] = stats.steps;
-  dict["synchronize_seconds"] = stats.synchronize_seconds;
-  dict["early_messages"] = stats.early_messages;
-  py::dict dense;
-  dense["slices"] = stats.dense_messages;
-  dense["in_place_bytes"] = stats.dense_in_place_bytes;
-  dense["copied_bytes"] = stats.dense_copied_bytes;
-  dict["dense"] = dense;
-  dict["schemes"] = schemes;
-  return dict;
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -257,6 +153,8 @@ PYBIND11_MODULE(_C, m) {
     return std::make_pair(Name(settings.method), settings.theta);
   });
   m.def("parse_scheme_override", [](const std::string& text) { return Name(Parse(ParseSchemeOverride, text)); });
+
+  BindModel(m);
 
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
       .def(py::init(&MakeEngine), py::kw_only(), py::arg("stall_warning_seconds"), py::arg("rank"))

@@ -81,7 +81,8 @@ Session::Session(std::shared_ptr<Engine> engine, SessionOptions options)
     : engine_(std::move(engine)),
       options_(std::move(options)),
       wire_format_{options_.compression == CompressionKind::kFp16 ? &HalfCodec() : &IdentityCodec(),
-                   engine_->transport().traits()} {
+                   engine_->transport().traits()},
+      agreement_(MakeAgreement()) {
   parameters_.resize(options_.params.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
@@ -97,7 +98,6 @@ Session::Session(std::shared_ptr<Engine> engine, SessionOptions options)
     groups_[g].members = options_.groups[g];
     for (int index : groups_[g].members) parameters_[index].group = static_cast<int>(g);
   }
-  network_ = options_.network;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
     if (!MayFactor(p, options_.overrides[i])) continue;
@@ -449,7 +449,7 @@ Session::Compressed Session::Finish() {
   const Status error = std::exchange(gradient_error_, Status::OK());
   EndStep();
   ++stats_.steps;
-  ++plan_clock_;
+  schedule_.Tick();
   // All ranks read the same flags, so all of them stop here or none.
   for (int weight : flagged) {
     if (parameters_[weight].layer_weight < 0) continue;  // a new plan has just made it dense
@@ -533,8 +533,7 @@ void Session::NoteUpdated() {
 
 void Session::NoteJoin() {
   std::lock_guard<std::mutex> lock(mutex_);
-  plan_clock_ = 0;
-  RestartPlanClock();
+  schedule_.Restart();
 }
 
 // ---- Views ---------------------------------------------------------------------------------------------------------

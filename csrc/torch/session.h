@@ -17,10 +17,12 @@
 #include "core/engine/ordered_sender.h"
 #include "core/engine/scalar_sum.h"
 #include "core/engine/stats.h"
+#include "core/plan/agreement.h"
 #include "core/plan/chooser.h"
 #include "core/plan/dense_layout.h"
 #include "core/plan/plan.h"
 #include "core/plan/profile.h"
+#include "core/plan/schedule.h"
 #include "core/schemes/dense_exchange.h"
 #include "core/schemes/sfb_exchange.h"
 #include "torch/layers/capture.h"
@@ -230,7 +232,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   bool GoesByTime() const;
   bool MayShare(const Parameter& parameter) const;
   at::ScalarType DenseWireType(const Parameter& parameter) const;
-  std::vector<bool> WhichMayShare() const;
+  std::vector<bool> WhichMayShare(const MergedProfile& profile) const;
   void MakeSlices();
   void AddPart(const DenseSlice& slice);
   void SendByPlan(Parameter& parameter, bool fresh = false);
@@ -274,12 +276,11 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   // Agreement (session_plan.cc).
   bool PlanIsDue() const;
   bool PutOffWhileRanksAreMissing();
-  void RestartPlanClock();
   std::vector<int> SendRest(bool all);
   void AgreeIfDue();
-  Status GatherProfiles(const char* which, MergedProfile* merged);
+  Agreement MakeAgreement();
   Status AgreeOnPlan();
-  Status Calibrate();
+  ComputeCosts MeasureCosts(const MergedProfile& profile);
   RankProfile LocalProfile() const;
   std::string WhyNoLayer(const Parameter& p) const;
   std::string CoveredBias(const Parameter& p) const;
@@ -287,9 +288,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   static bool IsFactored(Scheme scheme) { return scheme == Scheme::kSfb || scheme == Scheme::kRowSparse; }
   void ChooseCandidate(Parameter& p, const TensorProfile& profile);
   double ExpectedRows(const Factored& factored) const;
-  Status ReceivePlan();
-  void NoteTried();
-  std::vector<const TensorDecision*> UnusedButFactored() const;
+  std::vector<const TensorDecision*> UnusedButFactored(const MergedProfile& profile) const;
   void AdoptPlan();
   void StartFactored(int weight_index);
   void DecideBias(const Factored& factored, Scheme scheme);
@@ -349,16 +348,12 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   std::shared_ptr<ScalarSum> ranks_here_;
   bool planned_ = false;
   Plan plan_;
-  Plan next_plan_;                // agreed in this step, in force from the next
-  MergedProfile merged_profile_;  // what it was made from
+  Plan next_plan_;  // agreed in this step, in force from the next
+  PlanSchedule schedule_;
+  Agreement agreement_;
   bool adopt_next_plan_ = false;
-  int64_t plan_clock_ = 0;         // steps, the same number on all ranks: since the last join()
-  int64_t next_plan_at_ = 0;       // on that clock
   int64_t steps_under_plan_ = 0;   // that were timed since it was looked at last
   bool first_under_plan_ = false;  // the next step is the first with its schemes or slices
-  int64_t plans_ = 0;              // made so far, the same number on all ranks
-  int plan_changes_ = 0;           // after trials, the same number on all ranks
-  int steps_of_other_rows_ = 0;    // in a row, in which some factored layer had far other rows than the plan expects
 
   Clock::time_point step_began_ = Clock::now();
   Clock::time_point finished_ = Clock::now();  // the last synchronize()
@@ -368,11 +363,7 @@ class Session final : public CaptureOwner, public std::enable_shared_from_this<S
   Clock::time_point flushed_;         // backward was over: the last synchronize() began, or what backward() does of it
   Clock::time_point last_done_;       // step 0: the end of the last exchange that began before
   std::vector<double> step_history_;  // of the last steps under the plan in force, synchronize() included
-  NetworkModel network_;
   ComputeCalibration calibration_;
-  std::vector<LayerCost> my_costs_;  // per parameter, as this rank measured them
-  Measured measured_;                // agreed
-  Trials trials_;                    // rank 0's
   SessionStats stats_;
   std::vector<std::string> warnings_;
 };

@@ -31,12 +31,12 @@ at::ScalarType Session::DenseWireType(const Parameter& p) const {
   return ToScalarType(wire_format_.Reduced(ToDType(GradType(p.tensor))));
 }
 
-std::vector<bool> Session::WhichMayShare() const {
+std::vector<bool> Session::WhichMayShare(const MergedProfile& profile) const {
   std::vector<bool> may_share;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     // A gradient that some rank does not complete in backward would keep those that share its message from being
     // reduced there.
-    const MergedTensor& merged = merged_profile_.tensors[i];
+    const MergedTensor& merged = profile.tensors[i];
     may_share.push_back(MayShare(parameters_[i]) && !merged.sparse &&
                         (merged.everywhere || !options_.reduce_in_backward));
   }

@@ -6,9 +6,7 @@
 #include <ATen/Parallel.h>
 
 #include "core/base/median.h"
-#include "core/engine/gather_bytes.h"
 #include "core/model/cost_model.h"
-#include "core/model/measurements.h"
 #include "torch/dtypes.h"
 #include "torch/routes/grad_place.h"
 #include "torch/session.h"
@@ -115,34 +113,48 @@ RankProfile Session::LocalProfile() const {
   return profile;
 }
 
-// which: part of the wire name. A difference that ranks cannot train with is kInvalidArgument, the same on every rank.
-Status Session::GatherProfiles(const char* which, MergedProfile* merged) {
-  std::vector<std::vector<uint8_t>> gathered;
-  Status status = GatherBytes(*engine_, WireName("agree", which), options_.process_set, options_.size,
-                              EncodeProfile(LocalProfile()), &gathered);
-  if (!status.ok()) return status;
-  std::vector<RankProfile> by_rank(gathered.size());
-  for (size_t rank = 0; rank < gathered.size(); ++rank) {
-    status = DecodeProfile(gathered[rank].data(), gathered[rank].size(), &by_rank[rank]);
-    if (!status.ok()) {
-      return Status::Internal("the profile of rank " + std::to_string(rank) + " cannot be read (" + status.message() +
-                              "); is the same version of poseidon_hvd installed on every host?");
-    }
-  }
-  status = MergeProfiles(by_rank, merged);  // the same verdict, and the same error, on every rank
-  if (status.ok() && !planned_) status = CompareLayouts(by_rank);
-  if (status.ok() && merged->tensors.size() != parameters_.size()) {
-    return Status::Internal("the profiles of " + std::to_string(merged->tensors.size()) +
-                            " parameters were gathered, there are " + std::to_string(parameters_.size()) +
-                            "; install the same version of poseidon_hvd on every rank");
-  }
-  return status;
+Agreement Session::MakeAgreement() {
+  Agreement::Options options;
+  options.prefix = "poseidon." + options_.tag;
+  options.process_set = options_.process_set;
+  options.rank = options_.rank;
+  options.chooser = {
+      options_.policy, {options_.size, wire_format_}, options_.overrides, options_.dense, options_.gather_memory_bytes};
+  options.network = options_.network;
+  Agreement::Local local;
+  local.tensors = [this] {
+    std::vector<LocalTensor> tensors;
+    for (const Parameter& p : parameters_) tensors.push_back({p.name, p.tensor.sizes().vec()});
+    return tensors;
+  };
+  local.profile = [this] { return LocalProfile(); };
+  local.costs = [this](const MergedProfile& merged) { return MeasureCosts(merged); };
+  local.question = [this](const MergedProfile& merged, Question* question) {
+    question->may_share = WhichMayShare(merged);
+    question->kept = UnusedButFactored(merged);
+    question->step = stats_.steps;
+    question->reconstruct_threads = at::get_num_threads();
+    question->update_seconds = update_seconds_;
+  };
+  return Agreement(engine_.get(), std::move(options), std::move(local));
 }
 
 Status Session::AgreeOnPlan() {
-  Status status = GatherProfiles("profile", &merged_profile_);
-  if (status.ok() && GoesByTime() && options_.size > 1) status = Calibrate();
-  return status.ok() ? ReceivePlan() : status;
+  Status status = agreement_.Agree(plan_, steps_under_plan_, schedule_.rows_have_changed(), &next_plan_);
+  if (!status.ok()) return status;
+  adopt_next_plan_ = true;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!planned_) parameters_[i].sparse = agreement_.profile().tensors[i].sparse;
+    const TensorDecision& decision = next_plan_.decisions[i];
+    if (decision.request_refused && !planned_) warnings_.push_back(decision.name + ": " + decision.reason + ".");
+  }
+  if (next_plan_.reconstruct_threads != at::get_num_threads() && !planned_) {
+    warnings_.push_back(
+        "this rank computes with " + std::to_string(at::get_num_threads()) + " threads and rank 0 with " +
+        std::to_string(next_plan_.reconstruct_threads) +
+        ": gradients rebuilt from factors may differ in the last bits between them. Set OMP_NUM_THREADS alike.");
+  }
+  return Status::OK();
 }
 
 // At the end of step 0, and whenever a later plan is made. The same on all ranks, because it depends on agreed values
@@ -150,7 +162,7 @@ Status Session::AgreeOnPlan() {
 bool Session::PlanIsDue() const {
   if (!planned_) return true;
   if (options_.size <= 1 || (options_.policy == Policy::kAllreduce && !GoesByTime())) return false;
-  return plan_clock_ >= next_plan_at_ || steps_of_other_rows_ >= kTuning.steps_of_other_rows;
+  return schedule_.Due();
 }
 
 // Ranks that have joined take part in allreduces only, so while there are such a plan that needs none of them now is
@@ -163,18 +175,13 @@ bool Session::PutOffWhileRanksAreMissing() {
         poseidon::SumOverRanks(*engine_, WireName("agree", "live"), options_.process_set, options_.size, &ranks));
     missing = ranks < options_.size;
   }
-  if (missing) RestartPlanClock();
+  if (missing) schedule_.PutOff();
   return missing;
-}
-
-void Session::RestartPlanClock() {
-  next_plan_at_ = plan_clock_ + kTuning.first_revision;
-  steps_of_other_rows_ = 0;
 }
 
 // That the plan in force was made for.
 double Session::ExpectedRows(const Factored& factored) const {
-  const MergedTensor& merged = merged_profile_.tensors[factored.weight];
+  const MergedTensor& merged = agreement_.profile().tensors[factored.weight];
   const bool table = plan_.decisions[factored.weight].scheme == Scheme::kRowSparse;
   return static_cast<double>(table ? merged.global_unique_rows : merged.global_rows);
 }
@@ -183,13 +190,9 @@ double Session::ExpectedRows(const Factored& factored) const {
 void Session::NoteRows() {
   if (SomeRankIsMissing()) return;
   const bool other = std::any_of(factored_.begin(), factored_.end(), [&](const Factored& factored) {
-    const double expected = ExpectedRows(factored);
-    const auto rows = static_cast<double>(factored.exchange->gathered_rows());
-    return rows > 0 &&
-           (rows > expected * kTuning.rows_factor || rows * kTuning.rows_factor < expected);  // none: unused for now
+    return schedule_.AreOtherRows(static_cast<double>(factored.exchange->gathered_rows()), ExpectedRows(factored));
   });
-  if (other && steps_of_other_rows_ == 0) ForgetSteps();
-  steps_of_other_rows_ = other ? steps_of_other_rows_ + 1 : 0;
+  if (schedule_.NoteRows(other)) ForgetSteps();
 }
 
 // Steps from now on are not like those before. The same on all ranks.
@@ -198,20 +201,12 @@ void Session::ForgetSteps() {
   steps_under_plan_ = 0;
 }
 
-// Measures what policy kTime needs and has not measured yet. Collective: which network trials run depends on agreed
-// values alone.
-Status Session::Calibrate() {
-  if (!network_.known()) {
-    CalibrationOptions calibration;
-    calibration.name_prefix = WireName("calibrate", "network");
-    calibration.process_set = options_.process_set;
-    calibration.size = options_.size;
-    Status status = MeasureNetwork(*engine_, calibration, &network_);
-    if (!status.ok()) return status;
-  }
-  my_costs_.assign(parameters_.size(), LayerCost{});
+// What this rank's processor takes for the layers that may be factored.
+ComputeCosts Session::MeasureCosts(const MergedProfile& profile) {
+  ComputeCosts costs;
+  costs.layers.resize(parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const MergedTensor& merged = merged_profile_.tensors[i];
+    const MergedTensor& merged = profile.tensors[i];
     if (!merged.sfb_allowed || merged.global_rows == 0 || parameters_[i].tensor.dim() != 2) continue;
     const bool table = merged.base.is_embedding;
     const int64_t gathered = table ? merged.global_unique_rows : merged.global_rows;
@@ -225,116 +220,34 @@ Status Session::Calibrate() {
     shape.ranks = options_.size;
     shape.gradient = GradType(parameters_[i].tensor);
     shape.wire = ToScalarType(wire_format_.Gathered(merged.base.factor_dtype));
-    LayerCost& cost = my_costs_[i];
+    LayerCost& cost = costs.layers[i];
     cost = calibration_.CostOf(shape);
     const double share = static_cast<double>(merged.max_rank_rows) / static_cast<double>(shape.rows);
     for (double* seconds : {&cost.local, &cost.input, &cost.pack}) *seconds *= share;
     if (!table) cost.rebuild *= static_cast<double>(gathered) / static_cast<double>(shape.global_rows);
   }
-  std::vector<std::vector<uint8_t>> gathered;
-  Status status = GatherBytes(*engine_, WireName("agree", "costs"), options_.process_set, options_.size,
-                              EncodeCosts({calibration_.Contention(), calibration_.Copy(), my_costs_}), &gathered);
-  if (!status.ok()) return status;
-  std::vector<ComputeCosts> by_rank(gathered.size());
-  for (size_t rank = 0; rank < gathered.size(); ++rank) {
-    status = DecodeCosts(gathered[rank], parameters_.size(), &by_rank[rank]);
-    if (!status.ok()) return Status::Internal("rank " + std::to_string(rank) + ": " + status.message());
-  }
-  const ComputeCosts costs = MedianCosts(by_rank);
-  measured_ = {network_, options_.network.known(), costs.contention, costs.copy, costs.layers};
-  return Status::OK();
-}
-
-Status Session::ReceivePlan() {
-  std::vector<uint8_t> mine;
-  if (options_.rank == 0) {
-    NoteTried();
-    Question question{merged_profile_, measured_, WhichMayShare(), UnusedButFactored(), stats_.steps};
-    ChooserSettings settings{options_.policy,
-                             {options_.size, wire_format_},
-                             options_.overrides,
-                             options_.dense,
-                             options_.gather_memory_bytes};
-    Plan plan = Choose(question, settings, &trials_);
-    plan.reconstruct_threads = at::get_num_threads();
-    // The optimizer's own step follows, whatever the choice.
-    for (StepEstimate* estimate : {&plan.prediction.chosen, &plan.prediction.dense}) {
-      estimate->step += update_seconds_;
-      estimate->compute += update_seconds_;
-    }
-    mine = EncodePlan(plan);
-  }
-  std::vector<std::vector<uint8_t>> gathered;
-  Status status =
-      GatherBytes(*engine_, WireName("agree", "plan"), options_.process_set, options_.size, mine, &gathered);
-  if (!status.ok()) return status;
-  status = DecodePlan(gathered[0].data(), gathered[0].size(), &next_plan_);
-  if (!status.ok()) return Status::Internal("the plan of rank 0 cannot be read: " + status.message());
-
-  std::vector<LocalTensor> local;
-  for (const Parameter& p : parameters_) local.push_back({p.name, p.tensor.sizes().vec()});
-  status = CheckPlan(next_plan_, options_.size, local);
-  if (!status.ok()) return status;
-  const uint64_t hash = HashPlan(gathered[0], local);
-  std::vector<uint8_t> hash_bytes(sizeof(hash));
-  for (size_t i = 0; i < sizeof(hash); ++i) hash_bytes[i] = static_cast<uint8_t>(hash >> (8 * i));
-  status = GatherBytes(*engine_, WireName("agree", "hash"), options_.process_set, options_.size, hash_bytes, &gathered);
-  if (!status.ok()) return status;
-  for (size_t rank = 1; rank < gathered.size(); ++rank) {
-    if (gathered[rank] == gathered[0]) continue;
-    return Status::InvalidArgument(
-        "Ranks 0 and " + std::to_string(rank) +
-        " hold different communication plans, so they would wait for each other for ever. All ranks must build the "
-        "same model and wrap the same parameters in the same order.");
-  }
-
-  adopt_next_plan_ = true;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!planned_) parameters_[i].sparse = merged_profile_.tensors[i].sparse;
-    const TensorDecision& decision = next_plan_.decisions[i];
-    if (decision.request_refused && !planned_) warnings_.push_back(decision.name + ": " + decision.reason + ".");
-  }
-  if (next_plan_.reconstruct_threads != at::get_num_threads() && !planned_) {
-    warnings_.push_back(
-        "this rank computes with " + std::to_string(at::get_num_threads()) + " threads and rank 0 with " +
-        std::to_string(next_plan_.reconstruct_threads) +
-        ": gradients rebuilt from factors may differ in the last bits between them. Set OMP_NUM_THREADS alike.");
-  }
-  return Status::OK();
-}
-
-// The choice in force has been observed. Once rows are others than those that choices were tried with, all that is
-// forgotten.
-void Session::NoteTried() {
-  if (!GoesByTime()) return;
-  if (steps_of_other_rows_ >= kTuning.steps_of_other_rows) trials_.Forget();
-  trials_.Observe(plan_.decisions, plan_.slices, merged_profile_.step_seconds, steps_under_plan_);
+  costs.contention = calibration_.Contention();
+  costs.copy = calibration_.Copy();
+  return costs;
 }
 
 // A layer that nobody used in this step says nothing of the next one: it stays what it is.
-std::vector<const TensorDecision*> Session::UnusedButFactored() const {
+std::vector<const TensorDecision*> Session::UnusedButFactored(const MergedProfile& profile) const {
   std::vector<const TensorDecision*> kept(parameters_.size());
   for (size_t i = 0; i < plan_.decisions.size(); ++i) {
     const bool factored = parameters_[i].layer_weight == static_cast<int>(i);
-    if (factored && merged_profile_.tensors[i].global_rows == 0) kept[i] = &plan_.decisions[i];
+    if (factored && profile.tensors[i].global_rows == 0) kept[i] = &plan_.decisions[i];
   }
   return kept;
 }
 
 void Session::AdoptPlan() {
-  ++plans_;
-  next_plan_at_ =
-      std::max(kTuning.first_revision, std::min(2 * plan_clock_ + 2, plan_clock_ + kTuning.most_steps_between_plans));
-  if (steps_of_other_rows_ >= kTuning.steps_of_other_rows) plan_changes_ = 0;
-  steps_of_other_rows_ = 0;
   bool changed = false;  // and so tried; what is decided by given values needs no trial
   for (size_t i = 0; i < parameters_.size(); ++i) {
     changed =
         changed || (parameters_[i].layer_weight == static_cast<int>(i)) != IsFactored(next_plan_.decisions[i].scheme);
   }
-  if (planned_ && changed && merged_profile_.step_seconds > 0) {  // the more often, the longer until the next
-    next_plan_at_ = std::min(next_plan_at_, plan_clock_ + kTuning.steps_of_trial * ++plan_changes_);
-  }
+  schedule_.Made(/*trial=*/planned_ && changed && agreement_.profile().step_seconds > 0);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const bool factored = parameters_[i].layer_weight == static_cast<int>(i);
     if (factored && !IsFactored(next_plan_.decisions[i].scheme)) RemoveFactored(static_cast<int>(i));
@@ -347,11 +260,11 @@ void Session::AdoptPlan() {
   ForgetSteps();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
-    const MergedTensor& merged = merged_profile_.tensors[i];
+    const MergedTensor& merged = agreement_.profile().tensors[i];
     p.sparse = merged.sparse;
     p.everywhere = merged.everywhere;
     ChooseCandidate(p, merged.base);
-    if (!merged.sfb_allowed && merged.base.used && plans_ >= p.retry_plan) Refuse(p);
+    if (!merged.sfb_allowed && merged.base.used && schedule_.plans() >= p.retry_plan) Refuse(p);
     if (IsFactored(plan_.decisions[i].scheme)) {
       if (p.layer_weight < 0) StartFactored(static_cast<int>(i));
     } else if (p.layer && p.layer->profiled()) {
@@ -390,7 +303,7 @@ void Session::DecideBias(const Factored& factored, Scheme scheme) {
 
 void Session::StartFactored(int weight_index) {
   Parameter& weight = parameters_[weight_index];
-  const TensorProfile& profile = merged_profile_.tensors[weight_index].base;
+  const TensorProfile& profile = agreement_.profile().tensors[weight_index].base;
   Factored factored;
   factored.weight = weight.layer_weight = weight_index;
   // By name: a rank that did not use the layer in step 0 has not seen its bias.
@@ -451,16 +364,16 @@ void Session::RenewFactored(Factored& factored) {
 // it is looked at again, each time after twice as many plans.
 void Session::Refuse(Parameter& weight) {
   constexpr int kMostDoublings = 16;
-  weight.retry_plan = plans_ + (int64_t{1} << std::min(weight.refusals, kMostDoublings));
+  weight.retry_plan = schedule_.plans() + (int64_t{1} << std::min(weight.refusals, kMostDoublings));
   ++weight.refusals;
 }
 
 // In the step after which a plan is due.
 void Session::LookAgain() {
-  if (!planned_ || plan_clock_ < next_plan_at_) return;
+  if (!planned_ || !schedule_.DueWithin(1)) return;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
-    if (!p.layer || !p.active || p.refusals == 0 || plans_ + 1 < p.retry_plan) continue;
+    if (!p.layer || !p.active || p.refusals == 0 || schedule_.plans() + 1 < p.retry_plan) continue;
     if (p.layer->mode() != FactoredLayer::Mode::kBypass) continue;
     p.layer->set_mode(FactoredLayer::Mode::kProfile);
     p.layer->RestartProfile();

@@ -101,7 +101,8 @@ void Session::CheckWhoWants() {
   ThrowIfFailed(engine_->Wait({who_wants_}));
   if (!who_wants_->complete() || !who_wants_->differs()) return;
   MergedProfile merged;
-  const Status status = GatherProfiles("differ", &merged);  // says which parameter, on all ranks
+  const Status status =
+      agreement_.GatherProfiles("differ", /*first=*/!planned_, &merged);  // says which parameter, on all ranks
   if (status.code() == StatusCode::kInvalidArgument) ThrowIfError(status);
   ThrowIfFailed(status);
 }

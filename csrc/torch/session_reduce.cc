@@ -126,7 +126,7 @@ bool Session::MeetFirst() {
   WaitForWhoIsHere();
   if (PutOffWhileRanksAreMissing()) return false;
   MergedProfile merged;
-  const Status status = GatherProfiles("first", &merged);
+  const Status status = agreement_.GatherProfiles("first", /*first=*/!planned_, &merged);
   if (status.code() == StatusCode::kInvalidArgument) ThrowIfError(status);  // the same on all ranks
   ThrowIfFailed(status);
   met_ = true;

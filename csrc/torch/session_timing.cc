@@ -43,7 +43,7 @@ void Session::NoteReady(const Factored& factored) {
 // The beginning of synchronize(). Undoes, in the order of time, what the plan in force did to backward: factored layers
 // skipped their local product and packed rows, and rebuilding took time from backward where they shared cores.
 void Session::RecordTimeline() {
-  if (!GoesByTime() || plan_clock_ + static_cast<int64_t>(kSteps) <= next_plan_at_) return;
+  if (!GoesByTime() || !schedule_.DueWithin(static_cast<int64_t>(kSteps))) return;
   const Clock::time_point now = Clock::now();
   std::vector<size_t> order;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -52,7 +52,7 @@ void Session::RecordTimeline() {
   std::sort(order.begin(), order.end(),
             [&](size_t a, size_t b) { return parameters_[a].ready_seconds < parameters_[b].ready_seconds; });
 
-  const double stolen = measured_.contention / (1 + measured_.contention);
+  const double stolen = agreement_.measured().contention / (1 + agreement_.measured().contention);
   const auto stolen_before = [&](double seconds) {
     double sum = 0;
     for (const Factored& factored : factored_) {
@@ -68,14 +68,14 @@ void Session::RecordTimeline() {
   for (size_t i : order) {
     Parameter& p = parameters_[i];
     double dense = p.ready_seconds - stolen_before(p.ready_seconds) + shift;
-    if (p.layer_weight == static_cast<int>(i) && i < my_costs_.size()) {
-      const LayerCost& cost = my_costs_[i];
+    if (p.layer_weight == static_cast<int>(i) && i < agreement_.my_costs().size()) {
+      const LayerCost& cost = agreement_.my_costs()[i];
       dense += cost.input + cost.local - cost.pack;
       shift += cost.local - cost.pack;
     }
     const Slice* slice = SharedSliceOf(p);
     if (slice != nullptr && slice->pool && slice->pool->copied_bytes() > 0) {
-      shift -= measured_.copy *
+      shift -= agreement_.measured().copy *
                static_cast<double>(p.tensor.numel() * static_cast<int64_t>(c10::elementSize(DenseWireType(p))));
     }
     Push(std::max(0.0, dense), &p.ready_history);

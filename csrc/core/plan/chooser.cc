@@ -28,6 +28,7 @@ class Chooser {
   Plan Make() {
     plan_.size = settings_.setting.size;
     plan_.made_at_step = question_.step;
+    plan_.reconstruct_threads = question_.reconstruct_threads;
     plan_.dense_method = settings_.dense.method;
     const bool by_time =
         GoesByTime(settings_.policy, settings_.dense.method) && question_.measured.network.known() && plan_.size > 1;
@@ -186,6 +187,10 @@ class Chooser {
     prediction.dense = SimulateStep(loaded_, by_time_.plain);
     prediction.chosen.step += Unexplained(by_time_.choice);
     prediction.dense.step += Unexplained(by_time_.plain);
+    for (StepEstimate* estimate : {&prediction.chosen, &prediction.dense}) {
+      estimate->step += question_.update_seconds;
+      estimate->compute += question_.update_seconds;
+    }
   }
 
   // What the model does not explain of a step that was observed: ranks that wait for each other, above all. Of a choice

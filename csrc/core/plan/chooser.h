@@ -33,10 +33,12 @@ struct Question {
   // By tensor: what stays although the profile says nothing of it, because nobody used it in that step; null: nothing.
   std::vector<const TensorDecision*> kept;
   int64_t step = 0;
+  int reconstruct_threads = 0;  // Plan's
+  double update_seconds = 0;    // of the optimizer's own step, which follows, whatever the choice
 };
 
 // trials: of this plan's predecessors; its load becomes the one that was found. What was not measured decides nothing:
-// without a network, kTime is kBytes and DenseMethod::kAuto is kLazy. The plan has no reconstruct_threads.
+// without a network, kTime is kBytes and DenseMethod::kAuto is kLazy.
 Plan Choose(const Question& question, const ChooserSettings& settings, Trials* trials, const Tuning& tuning = kTuning);
 
 }  // namespace poseidon
