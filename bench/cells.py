@@ -4,12 +4,14 @@ and a sample of that.
 
 import collections
 import dataclasses
+import functools
 import itertools
 import random
 from collections.abc import Iterable, Sequence
-from typing import Optional
+from typing import Any, Optional
 
 from bench.cluster.shaping import parse_rate
+from poseidon_hvd._native import _C
 
 __all__ = [
     "LAYERS",
@@ -36,7 +38,6 @@ RANKS = (2, 4, 8)
 MOST_ROUNDS = 60
 RATES = ("50mbit", "200mbit", "1000mbit", "unshaped")
 
-_ELEMENT = 4  # bytes of a float32
 # Rough, for limits and the expected duration only: one core on 4096 x 4096 products of 32 rows
 # (bench/results/sfb_layer.json, "none").
 _FLOPS_PER_CORE = 40e9
@@ -72,11 +73,13 @@ class Cell:
     @property
     def wire_bytes(self) -> dict[str, float]:
         """Scheme -> bytes that a rank sends for the weight per step (docs/sfb.md)."""
-        share = (self.ranks - 1) / self.ranks
-        return {
-            "allreduce": 2 * _ELEMENT * self.outputs * self.inputs * share,
-            "sfb": _ELEMENT * (self.outputs + self.inputs) * self.rows * self.ranks * share,
-        }
+        return {scheme: self._offers[scheme]["sent_bytes"] for scheme in SCHEMES}
+
+    @functools.cached_property
+    def _offers(self) -> dict[str, dict[str, Any]]:
+        """Scheme -> what it would take, as the selector counts it."""
+        weight = _C.model.Tensor("weight", [self.outputs, self.inputs], kind="linear", rows=self.rows * self.ranks)
+        return {offer["scheme"]: offer for offer in _C.model.offers(weight, ranks=self.ranks)}
 
     def network_seconds(self, scheme: str) -> float:
         """Bytes over rate; 0 for unshaped links."""
@@ -90,13 +93,9 @@ class Cell:
 
     @property
     def memory_bytes(self) -> float:
-        """Of all ranks: the weight, three systems' gradients and a temporary one; own and gathered rows of two
-        systems.
-        """
-        rows = 2 * (self.rows * self.ranks + 2 * self.rows)
-        return self.ranks * (
-            _PROCESS_BYTES + _ELEMENT * (5 * self.outputs * self.inputs + rows * (self.outputs + self.inputs + 1))
-        )
+        """Of all ranks: the weight, three systems' gradients and a temporary one; rows of two systems, own and gathered."""
+        weight, gathered = self._offers["allreduce"]["bytes"], self._offers["sfb"]["memory_bytes"]
+        return self.ranks * (_PROCESS_BYTES + 5 * weight + 2 * (1 + 2 / self.ranks) * gathered)
 
     def expected_seconds(self, budget: float, cores: int) -> float:
         """Very roughly, how long ``bench.selector`` takes for the cell.

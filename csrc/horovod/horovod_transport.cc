@@ -1,4 +1,5 @@
 #include "horovod/horovod_transport.h"
+#include "horovod/traits.h"
 
 #include <dlfcn.h>
 
@@ -245,6 +246,11 @@ Status Guarded(const std::string& name, const std::vector<std::shared_ptr<Pendin
 
 class HorovodTransport final : public Transport {
  public:
+  Traits traits() const override { return HorovodTraits(); }
+  Reduction KeepApart(const Reduction& reduction, DType dtype, int number) const override {
+    return HorovodKeepApart(reduction, dtype, number);
+  }
+
   Status Allreduce(const std::string& name, const Buffer& in_out, const Reduction& reduction, int process_set,
                    Completion done) override {
     hc::DataType dtype;

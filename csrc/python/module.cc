@@ -13,6 +13,7 @@
 #include "core/plan/dense_layout.h"
 #include "core/schemes/scheme.h"
 #include "horovod/horovod_transport.h"
+#include "python/model.h"
 #include "python/parse.h"
 #include "python/python_error.h"
 #include "python/session.h"
@@ -82,6 +83,7 @@ PYBIND11_MODULE(_C, m) {
       .def("forget_failures", &Engine::ForgetFailures, ReleaseGil())
       .def("stop", &Engine::Stop, ReleaseGil());
 
+  BindModel(m);
   BindSession(m);
 }
 

@@ -1,6 +1,6 @@
 #include "python/plan.h"
 
-#include "core/schemes/scheme.h"
+#include "core/schemes/registry.h"
 
 namespace py = pybind11;
 
@@ -14,11 +14,12 @@ py::dict ToDict(const TensorDecision& decision) {
   py::dict dict;
   dict["name"] = decision.name;
   dict["scheme"] = Name(decision.scheme);
-  dict["allreduce_bytes"] = decision.allreduce_bytes;
-  dict["sfb_bytes"] = Known(decision.sfb_bytes);
-  dict["row_sparse_bytes"] = Known(decision.row_sparse_bytes);
-  dict["allreduce_seconds"] = Known(decision.allreduce_seconds);
-  dict["gather_seconds"] = Known(decision.gather_seconds);
+  const bool factors = decision.OfferOf(Scheme::kSfb) != nullptr;
+  dict["allreduce_bytes"] = decision.bytes(Scheme::kAllreduce);
+  dict["sfb_bytes"] = Known(decision.bytes(Scheme::kSfb));
+  dict["row_sparse_bytes"] = Known(decision.bytes(Scheme::kRowSparse));
+  dict["allreduce_seconds"] = Known(decision.seconds(Scheme::kAllreduce));
+  dict["gather_seconds"] = Known(decision.seconds(factors ? Scheme::kSfb : Scheme::kRowSparse));
   dict["global_rows"] = decision.global_rows;
   dict["reason"] = decision.reason;
   return dict;
@@ -31,6 +32,8 @@ py::dict ToDict(const AlphaBeta& model) {
   return dict;
 }
 
+}  // namespace
+
 py::dict ToDict(const StepEstimate& estimate) {
   py::dict dict;
   dict["step_seconds"] = estimate.step;
@@ -39,8 +42,6 @@ py::dict ToDict(const StepEstimate& estimate) {
   dict["rebuild_seconds"] = estimate.rebuild;
   return dict;
 }
-
-}  // namespace
 
 py::object ToDict(const Plan& plan) {
   if (plan.decisions.empty()) return py::none();
@@ -80,8 +81,10 @@ py::object ToDict(const Plan& plan) {
 
 py::dict ToDict(const SessionStats& stats) {
   py::dict schemes;
-  for (Scheme scheme : {Scheme::kAllreduce, Scheme::kSfb, Scheme::kRowSparse}) {
-    const SchemeStats& s = stats.by_scheme[static_cast<size_t>(scheme)];
+  for (size_t place = 0; place < stats.by_scheme.size(); ++place) {
+    const Scheme scheme(place);
+    if (!RuleOf(scheme).can_be_asked_for()) continue;  // the transport's own
+    const SchemeStats& s = stats.of(scheme);
     py::dict dict;
     dict["tensors"] = s.tensors;
     dict["collectives"] = s.collectives;

@@ -10,6 +10,7 @@ namespace poseidon {
 
 // Without its decisions' names and costs put into words: that is Python's part.
 pybind11::object ToDict(const Plan& plan);
+pybind11::dict ToDict(const StepEstimate& estimate);
 pybind11::dict ToDict(const SessionStats& stats);
 
 }  // namespace poseidon

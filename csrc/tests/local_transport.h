@@ -32,6 +32,7 @@
 #include "core/base/status.h"
 #include "core/engine/engine.h"
 #include "core/transport/transport.h"
+#include "horovod/traits.h"
 #include "tests/local_reduce.h"
 
 namespace poseidon {
@@ -148,6 +149,11 @@ class LocalCluster {
 
   class RankTransport final : public Transport {
    public:
+    Traits traits() const override { return HorovodTraits(); }
+    Reduction KeepApart(const Reduction& reduction, DType dtype, int number) const override {
+      return HorovodKeepApart(reduction, dtype, number);
+    }
+
     RankTransport(LocalCluster* cluster, int rank) : cluster_(cluster), rank_(rank) {}
 
     Status Allreduce(const std::string& name, const Buffer& in_out, const Reduction& reduction, int process_set,

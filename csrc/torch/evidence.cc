@@ -31,9 +31,9 @@ Evidence::Evidence(RouteContext& context, std::vector<Parameter>& parameters)
   const double scale = options.reduction.op == ReduceOp::kAverage ? 1.0 / options.size : 1.0;
   for (Parameter& p : parameters_) {
     if (!MayFactor(p, options.overrides[p.index])) continue;
-    p.candidates.layer = std::make_shared<LinearLayer>(p.name, p.tensor, options.factors_half(), scale);
+    p.candidates.layer = std::make_shared<LinearLayer>(p.name, p.tensor, context.wire_format, scale);
     if (IsCandidateTable(p.tensor)) {
-      p.candidates.table = std::make_shared<EmbeddingLayer>(p.name, p.tensor, options.factors_half(), scale);
+      p.candidates.table = std::make_shared<EmbeddingLayer>(p.name, p.tensor, context.wire_format, scale);
     }
   }
 }
@@ -171,6 +171,16 @@ void Evidence::ChooseCandidate(Parameter& p, const TensorProfile& profile) {
   other->set_mode(FactoredLayer::Mode::kBypass);
   UnregisterLayer(*other);
   if (profile.is_embedding && profile.is_linear_weight) candidates.layer->Object("it is an embedding table too");
+}
+
+void Evidence::Bypass(const Parameter& p) {
+  const std::shared_ptr<FactoredLayer>& layer = p.candidates.layer;
+  if (layer && layer->profiled()) layer->set_mode(FactoredLayer::Mode::kBypass);
+}
+
+void Evidence::Object(Parameter& p, const std::string& reason, int64_t plan) {
+  if (p.candidates.layer) p.candidates.layer->Object(reason);
+  Refuse(p, plan);
 }
 
 void Evidence::Refuse(Parameter& p, int64_t plan) {

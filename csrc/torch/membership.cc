@@ -22,13 +22,10 @@ void Membership::Read() {
   presence_ = ranks_here_->sum() < context_.options.size ? Presence::kSomeAreMissing : Presence::kAllAreHere;
 }
 
-void Membership::Wait(std::unique_lock<std::mutex>* lock) {
+void Membership::Wait() {
   Ask();
   const std::shared_ptr<Exchange> asked = ranks_here_;
-  lock->unlock();
-  const Status status = context_.engine->Wait({asked});
-  lock->lock();
-  context_.ThrowIfFailed(status);
+  context_.ThrowIfFailed(context_.WaitFor({asked}));
   Read();
 }
 
@@ -44,13 +41,10 @@ void Membership::AskWhoWants(const std::vector<Parameter>& parameters) {
   context_.Submit(who_wants_, {});
 }
 
-bool Membership::WantsDiffer(std::unique_lock<std::mutex>* lock) {
+bool Membership::WantsDiffer() {
   if (!asked_who_wants_) return false;
   const std::shared_ptr<Census> asked = who_wants_;
-  lock->unlock();
-  const Status status = context_.engine->Wait({asked});
-  lock->lock();
-  context_.ThrowIfFailed(status);
+  context_.ThrowIfFailed(context_.WaitFor({asked}));
   return asked->complete() && asked->differs();
 }
 

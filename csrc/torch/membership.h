@@ -2,9 +2,7 @@
 // gradient on them. Ranks agree on either before any of them waits for what another one does not send.
 #pragma once
 
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "core/engine/census.h"
@@ -29,7 +27,7 @@ class Membership {
   // Looks whether the answer has come. Nothing else tells, until somebody waits for it.
   void Read();
   // Asks and waits, without the lock.
-  void Wait(std::unique_lock<std::mutex>* lock);
+  void Wait();
   bool SomeRankIsMissing() const { return presence_ == Presence::kSomeAreMissing; }
   bool AllAreHere() const { return presence_ == Presence::kAllAreHere; }
   bool asked() const { return presence_ != Presence::kNotAsked; }
@@ -39,7 +37,7 @@ class Membership {
   // for ever. So while some are frozen ranks compare once a step who wants a gradient.
   void AskWhoWants(const std::vector<Parameter>& parameters);
   // Waits, without the lock. True: ranks differ.
-  bool WantsDiffer(std::unique_lock<std::mutex>* lock);
+  bool WantsDiffer();
   void set_some_are_frozen(bool frozen) { some_are_frozen_ = frozen; }
   bool some_are_frozen() const { return some_are_frozen_; }
 

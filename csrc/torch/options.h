@@ -5,12 +5,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
+#include "core/model/network_calibration.h"
 #include "core/plan/dense_layout.h"
-#include "core/plan/selector.h"
-#include "core/schemes/factor_layout.h"
+#include "core/schemes/scheme.h"
 #include "core/transport/transport.h"
 #include "torch/routes/grad_source.h"
 
@@ -32,10 +33,10 @@ struct SessionOptions {
   int size = 1;
   std::string tag;  // makes wire names unique per optimizer
   Policy policy = Policy::kBytes;
-  std::vector<SchemeOverride> overrides;                   // one per parameter
-  int64_t max_gathered_elements = kMaxCollectiveElements;  // of one allgather, all ranks together
-  std::string settings;                                    // what must be equal on all ranks, one "key=value" per line
-  NetworkModel network;                                    // for what goes by time; measured if not known
+  std::vector<SchemeOverride> overrides;                                // one per parameter
+  int64_t max_gathered_elements = std::numeric_limits<int64_t>::max();  // of one allgather, all ranks together
+  std::string settings;  // what must be equal on all ranks, one "key=value" per line
+  NetworkModel network;  // for what goes by time; measured if not known
   DenseSettings dense;
   double gather_memory_bytes = 2e9;  // TimeChoiceSettings
   bool uneven_steps = false;         // ranks may call hvd.join() while others go on
@@ -46,8 +47,6 @@ struct SessionOptions {
   // Python code.
   std::function<void(int, const at::Tensor&)> before;
   std::vector<bool> hooked;  // by parameter: `before` is called for it, so it is not factored. Empty: for none
-
-  bool factors_half() const { return compression == CompressionKind::kFp16; }
 };
 
 }  // namespace poseidon

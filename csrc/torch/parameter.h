@@ -8,19 +8,14 @@
 #include <vector>
 
 #include "core/base/pass_counter.h"
+#include "torch/accumulator_hook.h"
 #include "torch/layers/candidates.h"
-#include "torch/layers/capture.h"
 
 namespace poseidon {
 
 class Route;
 
 struct Parameter {
-  // The session's hook on the gradient accumulator.
-  struct Hook {
-    NodePtr accumulator;  // the reference keeps the hook alive; null while the parameter wants no gradient
-    uintptr_t key = 0;
-  };
   // The same on all ranks.
   struct Agreed {
     bool sparse = false;      // some rank has sparse gradients for it
@@ -39,7 +34,7 @@ struct Parameter {
   int index = 0;
   at::Tensor tensor;
   std::string name;
-  Hook hook;
+  AccumulatorHook hook;
   bool active = false;  // has wanted a gradient at some time: takes part in every step from then on
   bool own = true;      // no other optimizer had it before
   bool hooked = false;  // agreed: the user's hook looks at its gradient before it is sent

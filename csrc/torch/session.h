@@ -1,29 +1,29 @@
-// One distributed optimizer: its parameters, their hooks, and the steps they go through. How a gradient travels is its
-// route's (routes/route.h); what ranks must agree on is Agreement's.
+// One distributed optimizer: its parameters, their hooks, and the lock. How a gradient travels is its
+// route's (routes/route.h); what ranks agree on is Planning's.
 #pragma once
 
 #include <ATen/ATen.h>
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "core/base/mutex.h"
 #include "core/engine/engine.h"
 #include "core/engine/stats.h"
 #include "core/plan/plan.h"
-#include "core/plan/profile.h"
-#include "core/plan/selector.h"
+#include "torch/accumulator_hook.h"
 #include "torch/evidence.h"
 #include "torch/layers/capture.h"
-#include "torch/layers/compute_calibration.h"
 #include "torch/membership.h"
 #include "torch/options.h"
 #include "torch/parameter.h"
+#include "torch/planning.h"
 #include "torch/progress.h"
 #include "torch/routes/context.h"
 #include "torch/routes/router.h"
+#include "torch/step.h"
 #include "torch/step_clock.h"
 #include "torch/walk_end.h"
 
@@ -31,7 +31,10 @@ namespace poseidon {
 
 // Hooks call in on autograd's threads; everything else is called by the training thread. No method needs Python's lock,
 // and those that block must be called without it.
-class Session final : public CaptureOwner, public WalkEnd::Owner, public std::enable_shared_from_this<Session> {
+class Session final : public CaptureOwner,
+                      public WalkEnd::Owner,
+                      public AccumulatorHook::Owner,
+                      public std::enable_shared_from_this<Session> {
  public:
   static std::shared_ptr<Session> Create(std::shared_ptr<Engine> engine, SessionOptions options);
   ~Session() override;
@@ -94,86 +97,27 @@ class Session final : public CaptureOwner, public WalkEnd::Owner, public std::en
   void OnAccumulated(int index, const at::Tensor& incoming);
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
-
   Session(std::shared_ptr<Engine> engine, SessionOptions options);
 
-  // All below: mutex_ held. Those that get the lock let go of it while they wait.
-  void Attach();
-  void OnFirstComplete();
-  bool Capture(FactoredLayer& layer, at::ScalarType type, const std::function<void(bool)>& append);
-  void AdmitPass(Parameter& parameter, bool cleared);
-  void RunHook(Parameter& parameter, Lock* lock);
-  void NoteProgress();
-
-  // The step's stations.
-  bool NeedsAllRanks() const;
-  void FollowMembership(bool gradient_is_complete);
-  void WaitForMembers(Lock* lock);
-  void CheckWhoWants(Lock* lock);
-  bool MeetFirst(Lock* lock);
-  void SendRest(bool all);
-  void Collect(bool all, Lock* lock);
-  void FinishStep();
-  void EndStep();
-  void AbandonStep();
-  bool DiscardLocked();
-  void NoteFlushed();
+  bool Capture(FactoredLayer& layer, at::ScalarType type, const std::function<void(bool)>& append)
+      POSEIDON_REQUIRES(mutex_);
+  void NoteProgress() POSEIDON_REQUIRES(mutex_);
   std::vector<int> Which(bool (*wanted)(const Parameter&)) const;
-
-  // Agreement (session_agreement.cc).
-  bool GoesByTime() const;
-  bool PlanIsDue() const;
-  bool PutOffWhileRanksAreMissing();
-  void RestartPlanClock();
-  void AgreeIfDue(Lock* lock);
-  Status GatherProfiles(const char* which, MergedProfile* merged);
-  Status AgreeOnPlan();
-  Status Calibrate();
-  RankProfile LocalProfile() const;
-  Status ReceivePlan();
-  void LayOutSlices(const SelectorSettings& settings, Plan* plan);
-  bool MayShare(const Parameter& parameter) const;
-  void NoteTried();
-  void KeepUnused(Plan* plan) const;
-  void AdoptPlan();
-  void DecideMembers(const Route& route);
-  void GiveUp(Parameter& parameter, const std::string& reason);
-  double ExpectedRows(const Parameter& weight) const;
-  void NoteRows();
 
   const SessionOptions options_;
 
-  mutable std::mutex mutex_;  // guards everything below
-  RouteContext context_;
-  std::vector<Parameter> parameters_;
-  Progress progress_;
-  StepClock clock_;
-  Membership membership_;
-  Evidence evidence_;
-  Router router_;
-  WalkEnd walk_end_;
-  bool met_ = false;            // the ranks have compared their parameters, in step 0
-  bool tried_to_meet_ = false;  // in this step
-  bool attached_ = false;       // in this step
-  bool hooks_after_ = false;
-  Status gradient_error_;  // of this step: of what could not be put into place
-  std::vector<std::string> warnings_;
-
-  bool planned_ = false;
-  Plan plan_;
-  Plan next_plan_;                // agreed in this step, in force from the next
-  MergedProfile merged_profile_;  // what it was made from
-  bool adopt_next_plan_ = false;
-  int64_t plan_clock_ = 0;       // steps, the same number on all ranks: since the last join()
-  int64_t next_plan_at_ = 0;     // on that clock
-  int64_t plans_ = 0;            // made so far, the same number on all ranks
-  int plan_changes_ = 0;         // after trials, the same number on all ranks
-  int steps_of_other_rows_ = 0;  // in a row, in which some factored layer had far other rows than the plan expects
-  NetworkModel network_;
-  ComputeCalibration calibration_;
-  std::vector<LayerCost> my_costs_;  // per parameter, as this rank measured them
-  TimeInputs time_inputs_;           // agreed
+  mutable Mutex mutex_;
+  RouteContext context_ POSEIDON_GUARDED_BY(mutex_);
+  std::vector<Parameter> parameters_ POSEIDON_GUARDED_BY(mutex_);
+  Progress progress_ POSEIDON_GUARDED_BY(mutex_);
+  StepClock clock_ POSEIDON_GUARDED_BY(mutex_);
+  Membership membership_ POSEIDON_GUARDED_BY(mutex_);
+  Evidence evidence_ POSEIDON_GUARDED_BY(mutex_);
+  Router router_ POSEIDON_GUARDED_BY(mutex_);
+  Planning planning_ POSEIDON_GUARDED_BY(mutex_);
+  Step step_ POSEIDON_GUARDED_BY(mutex_);
+  WalkEnd walk_end_ POSEIDON_GUARDED_BY(mutex_);
+  bool hooks_after_ POSEIDON_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace poseidon

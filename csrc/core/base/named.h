@@ -1,8 +1,8 @@
 // Text to an enumerator, by its Name(), so that each spelling is written once.
 #pragma once
 
-#include <initializer_list>
 #include <string>
+#include <vector>
 
 #include "core/base/status.h"
 
@@ -10,7 +10,7 @@ namespace poseidon {
 
 // Leaves *out alone on failure, which lists the good spellings.
 template <typename T>
-Status ParseNamed(const char* what, const std::string& text, std::initializer_list<T> values, T* out) {
+Status ParseNamed(const char* what, const std::string& text, const std::vector<T>& values, T* out) {
   std::string good;
   for (T value : values) {
     if (text == Name(value)) {

@@ -1,6 +1,6 @@
 // Task state of one parameter within a step: how many backward passes are still to come before its gradient is
-// complete, and whether it has been sent. Semantics of `_allreduce_delay` in Horovod 0.28.1's
-// horovod/torch/optimizer.py.
+// complete, and whether it has been sent. Counts as `_allreduce_delay` of the optimizer
+// that ours replaces.
 #ifndef POSEIDON_CORE_PASS_COUNTER_H_
 #define POSEIDON_CORE_PASS_COUNTER_H_
 
@@ -12,7 +12,7 @@ class PassCounter {
   enum class Event {
     kCounted,  // nothing to do: more passes to come, or sent early
     kReady,    // the last pass: send now
-    kTooMany,  // a pass after the last one; not counted. The caller raises Horovod's AssertionError
+    kTooMany,  // a pass after the last one; not counted. The caller raises AssertionError
   };
 
   // passes_per_step >= 1, checked by the caller where the user sets it.
@@ -45,7 +45,7 @@ class PassCounter {
     touched_ = false;
   }
 
-  // As Horovod's set_backward_passes_per_step: the step in progress starts to count anew, but what was sent stays sent.
+  // set_backward_passes_per_step: the step in progress starts to count anew, but what was sent stays sent.
   void SetPassesPerStep(int passes_per_step) {
     passes_per_step_ = passes_per_step;
     remaining_ = passes_per_step;

@@ -14,9 +14,9 @@ enum class StatusCode {
   kFailedPrecondition,  // a right call at a wrong time
   kAborted,             // shut down while the work was in flight, or before it was sent
   kInternal,            // a bug of ours
-  kUnavailable,         // Horovod itself failed; elastic training may recover
-  kOutOfMemory,         // this rank has no memory for what Horovod gathers
-  kAssertion,           // misuse for which Horovod raises AssertionError; last
+  kUnavailable,         // the transport itself failed; elastic training may recover
+  kOutOfMemory,         // this rank has no memory for what is gathered
+  kAssertion,           // misuse for which Python raises AssertionError; last
 };
 
 const char* Name(StatusCode code);

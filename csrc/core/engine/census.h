@@ -1,5 +1,5 @@
 // Do all ranks have the same set of something, such as parameters that want a gradient? One allreduce of three numbers.
-// Unlike a gather it works while ranks have joined (hvd.join()): Horovod puts in zeros for them.
+// Unlike a gather it works while ranks have joined (hvd.join()): the transport puts in zeros for them.
 #pragma once
 
 #include <cstdint>

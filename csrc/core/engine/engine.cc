@@ -301,7 +301,7 @@ Status Engine::Wait(const std::vector<std::shared_ptr<Exchange>>& exchanges, dou
                               }),
                open.end());
     if (ended != nullptr && waited_seconds != nullptr) {
-      waited_seconds[static_cast<size_t>(ended->scheme())] += SecondsBetween(since, now);
+      waited_seconds[ended->scheme().place()] += SecondsBetween(since, now);
       since = now;
     }
     if (stopped && !open.empty()) {
@@ -313,9 +313,10 @@ Status Engine::Wait(const std::vector<std::shared_ptr<Exchange>>& exchanges, dou
     }
     if (stalled) {
       if (options_.log_warning) {
+        const char* knows = transport_->traits().who_knows_of_stalls;
         options_.log_warning("still waiting for " + DescribePending(exchanges) +
-                             ". Either a rank has not sent them yet, or it has failed; Horovod's stall inspector names "
-                             "the missing ranks.");
+                             ". Either a rank has not sent them yet, or it has failed" +
+                             (knows != nullptr ? std::string("; ") + knows + " names the missing ranks." : "."));
       }
       warn_at = now + warn_every;
     }

@@ -55,7 +55,7 @@ class Engine {
   // Blocks until all are done or failed; returns the failure that came first, after ALL have ended, so that no buffer
   // is still in use. Only where an allocation has failed on this rank some may be left in flight, with their buffers:
   // nobody can tell when they end. Any thread but the engine's; the caller must not hold Python's lock. waited_seconds,
-  // if given, has an element per Scheme and is increased by the time spent waiting for it.
+  // if given, has SchemeCount() elements, by place, and is increased by the time spent waiting for it.
   Status Wait(const std::vector<std::shared_ptr<Exchange>>& exchanges, double* waited_seconds = nullptr);
 
   // The same for at most `seconds`, and without a verdict: true if all have ended.

@@ -1,5 +1,5 @@
-// The sum of one number per rank. Unlike a gather it works while ranks have joined (hvd.join()): Horovod puts in zeros
-// for them.
+// The sum of one number per rank. Unlike a gather it works while ranks have joined (hvd.join()): the transport puts in
+// zeros for them.
 #pragma once
 
 #include <string>

@@ -1,11 +1,11 @@
 // Counters and clocks. Plain values; whoever owns them guards them.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstdint>
+#include <vector>
 
-#include "core/schemes/scheme.h"
+#include "core/schemes/registry.h"
 
 namespace poseidon {
 
@@ -63,13 +63,14 @@ struct SchemeStats {
 struct SessionStats {
   int64_t steps = 0;
   double synchronize_seconds = 0;
-  int64_t dense_messages = 0;                       // allreduces that the plan's layout asked for
-  int64_t dense_in_place_bytes = 0;                 // of gradients that were reduced where they lay
-  int64_t dense_copied_bytes = 0;                   // of those that were copied into a message first
-  int64_t early_messages = 0;                       // factors or rows sent from their layer's own backward node
-  std::array<SchemeStats, kSchemeCount> by_scheme;  // indexed by Scheme
+  int64_t dense_messages = 0;        // allreduces that the plan's layout asked for
+  int64_t dense_in_place_bytes = 0;  // of gradients that were reduced where they lay
+  int64_t dense_copied_bytes = 0;    // of those that were copied into a message first
+  int64_t early_messages = 0;        // factors or rows sent from their layer's own backward node
+  std::vector<SchemeStats> by_scheme = std::vector<SchemeStats>(SchemeCount());  // by the place in the registry
 
-  SchemeStats& of(Scheme scheme) { return by_scheme[static_cast<size_t>(scheme)]; }
+  SchemeStats& of(Scheme scheme) { return by_scheme.at(scheme.place()); }
+  const SchemeStats& of(Scheme scheme) const { return by_scheme.at(scheme.place()); }
 };
 
 }  // namespace poseidon

@@ -1,5 +1,6 @@
 #include "core/model/cost_model.h"
 
+#include "core/model/work.h"
 #include "core/schemes/factor_layout.h"
 
 namespace poseidon {
@@ -10,13 +11,21 @@ double RingShare(double total_bytes, int size) { return size <= 1 ? 0.0 : total_
 
 }  // namespace
 
-DType AllreduceWireDType(DType gradient, bool fp16_wire) {
-  if (fp16_wire && IsFloating(gradient)) return DType::kFloat16;
-  return gradient == DType::kBFloat16 ? DType::kFloat32 : gradient;
+double SentBytes(const Work& work, int size) {
+  return RingShare((work.collective == Collective::kAllreduce ? 2 : 1) * work.bytes, size);
 }
 
-DType FactorWireDType(DType factor, bool fp16_wire) {
-  return fp16_wire && IsFloating(factor) ? DType::kFloat16 : factor;
+double SfbRowBytes(int64_t out_features, int64_t in_features, DType factor_dtype) {
+  return static_cast<double>(out_features + in_features) * static_cast<double>(SizeOf(factor_dtype));
+}
+
+double TableRowBytes(int64_t dim, DType factor_dtype) {
+  const FactorLayout layout{IdElements(factor_dtype), dim};
+  return static_cast<double>(layout.row_elements()) * static_cast<double>(SizeOf(factor_dtype));
+}
+
+double SparseRowBytes(int64_t dim, DType dtype) {
+  return 8.0 + static_cast<double>(dim) * static_cast<double>(SizeOf(dtype));
 }
 
 double AllreduceWireBytes(int64_t elements, DType wire_dtype, int size) {
@@ -28,19 +37,15 @@ double AllgatherWireBytes(int64_t total_bytes_all_ranks, int size) {
 }
 
 double SfbWireBytes(int64_t out_features, int64_t in_features, int64_t global_rows, DType factor_dtype, int size) {
-  const double row_bytes = static_cast<double>(out_features + in_features) * static_cast<double>(SizeOf(factor_dtype));
-  return RingShare(row_bytes * static_cast<double>(global_rows), size);
+  return RingShare(SfbRowBytes(out_features, in_features, factor_dtype) * static_cast<double>(global_rows), size);
 }
 
 double RowSparseWireBytes(int64_t global_unique_rows, int64_t dim, DType factor_dtype, int size) {
-  const FactorLayout layout{IdElements(factor_dtype), dim};
-  const double row_bytes = static_cast<double>(layout.row_elements()) * static_cast<double>(SizeOf(factor_dtype));
-  return RingShare(row_bytes * static_cast<double>(global_unique_rows), size);
+  return RingShare(TableRowBytes(dim, factor_dtype) * static_cast<double>(global_unique_rows), size);
 }
 
 double SparseAllgatherWireBytes(int64_t global_rows, int64_t dim, DType dtype, int size) {
-  const double row_bytes = 8.0 + static_cast<double>(dim) * static_cast<double>(SizeOf(dtype));
-  return RingShare(row_bytes * static_cast<double>(global_rows), size);
+  return RingShare(SparseRowBytes(dim, dtype) * static_cast<double>(global_rows), size);
 }
 
 double SfbBreakEvenRows(int64_t out_features, int64_t in_features, int64_t factor_bytes, int64_t gradient_bytes) {

@@ -14,17 +14,17 @@
 
 namespace poseidon {
 
-// The dtype in which a gradient travels in an allreduce. bfloat16 goes as float32, because Horovod 0.28.1 refuses
-// bfloat16; with fp16_wire (Compression.fp16) every floating dtype goes as float16.
-DType AllreduceWireDType(DType gradient, bool fp16_wire);
-// The dtype in which factors travel. An allgather moves bytes and does no arithmetic, so bfloat16 stays 16 bits wide.
-DType FactorWireDType(DType factor, bool fp16_wire);
-
 // Ring allreduce (reduce-scatter, then allgather): 2 B (P-1)/P, B = elements * SizeOf(wire_dtype).
 double AllreduceWireBytes(int64_t elements, DType wire_dtype, int size);
 
 // Ring allgather: T (P-1)/P, exact as the mean over ranks also for unequal blocks.
 double AllgatherWireBytes(int64_t total_bytes_all_ranks, int size);
+
+// Of what is gathered, one row: x and d of a layer, b (M+N); id, values and flag of a table's row, as they are sent
+// (factor_layout.h); an 8-byte index and the values of a sparse gradient's row.
+double SfbRowBytes(int64_t out_features, int64_t in_features, DType factor_dtype);
+double TableRowBytes(int64_t dim, DType factor_dtype);
+double SparseRowBytes(int64_t dim, DType dtype);
 
 // Allgather of global_rows rows of x and d: b (M+N) global_rows (P-1)/P, b = SizeOf(factor_dtype).
 double SfbWireBytes(int64_t out_features, int64_t in_features, int64_t global_rows, DType factor_dtype, int size);
@@ -33,12 +33,11 @@ double SfbWireBytes(int64_t out_features, int64_t in_features, int64_t global_ro
 // The arguments are wire bytes per element, factor_bytes > 0.
 double SfbBreakEvenRows(int64_t out_features, int64_t in_features, int64_t factor_bytes, int64_t gradient_bytes);
 
-// Allgather of the touched rows of an embedding table of `dim` columns: (id + dim + flag) elements per row, as they are
-// sent (factor_layout.h). global_unique_rows: the sum over ranks of the rows that are left after each rank has merged
-// equal ids.
+// Allgather of the touched rows of an embedding table of `dim` columns. global_unique_rows: the sum over ranks of the
+// rows that are left after each rank has merged equal ids.
 double RowSparseWireBytes(int64_t global_unique_rows, int64_t dim, DType factor_dtype, int size);
 
-// What Horovod gathers of a sparse gradient: an 8-byte index and `dim` values for every row, equal ids not merged.
+// What the transport's own allgather of a sparse gradient sends: every row, equal ids not merged.
 double SparseAllgatherWireBytes(int64_t global_rows, int64_t dim, DType dtype, int size);
 
 }  // namespace poseidon

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/model/step_model.h"
+#include "core/model/work.h"
 
 namespace poseidon {
 

@@ -1,49 +1,47 @@
-// Predicts how long a training step takes under a given choice of schemes, by simulating it: one communication channel,
+// Predicts how long a training step takes under a given choice of offers, by simulating it: one communication channel,
 // one thread that rebuilds gradients, both under the rest of backward. The recursion is that of wait-free
-// backpropagation (Poseidon section 3.1; tau_c of arXiv 1711.05979's DAG sequel 1805.03812), with Horovod's fusion and
-// the rebuild added. Pure functions, any thread.
+// backpropagation (Poseidon section 3.1; tau_c of arXiv 1711.05979's DAG sequel 1805.03812), with the transport's
+// fusion and the rebuild added. It knows messages and work, and no schemes. Pure functions, any thread.
 //
 // All times are seconds from the step's beginning, the end of the last synchronize().
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
 #include <vector>
 
 #include "core/model/alpha_beta.h"
-#include "core/schemes/scheme.h"
+#include "core/model/work.h"
 
 namespace poseidon {
 
-// What the processor does for one gradient.
-struct LayerCost {
-  double local = 0;    // this rank's own product d^T x, which a factored layer does not compute
-  double input = 0;    // its input gradient, before which factors leave
-  double pack = 0;     // copying rows into the message
-  double rebuild = 0;  // the product over the rows of all ranks
-};
+// By tensor, which of its offers it takes. An index that it does not have counts as the first.
+using Choice = std::vector<int>;
 
 struct StepTensor {
-  double ready = 0;            // when the gradient is complete if everything is dense; negative: it gets none
-  double allreduce_bytes = 0;  // of the tensor on the wire
-  double gather_bytes = 0;     // of all ranks' messages together
-  uint8_t allreduce_kind = 0;  // messages of one kind may be fused: the wire dtype
-  uint8_t gather_kind = 0;
-  LayerCost cost;    // zeros where only allreduce is possible
-  int carrier = -1;  // tensor whose factors, if it is factored, bring this one along: the weight of a bias; -1: none
-  int slice = -1;  // with `sliced`: those of one slice are allreduced in one message, when all are complete; -1: alone
+  double ready = 0;          // when its backward is over if all is as it was profiled; negative: it gets no gradient
+  double local = 0;          // seconds of backward before that, which made the gradient itself
+  std::vector<Work> offers;  // at least one; the first is the plain one
+  int slice = -1;  // with `sliced`: those of one slice, if plain, are allreduced in one message, when all are complete;
+                   // -1: alone
   bool copied = false;  // into the slice's buffer
 };
 
 struct StepModel {
   AlphaBeta allreduce;  // bytes: of the tensors
   AlphaBeta allgather;  // bytes: gathered, all ranks together
-  double compute = 0;   // when the training thread enters synchronize(), everything dense
+  double compute = 0;   // when the training thread enters synchronize(), everything plain
   double contention =
       0;  // share of a rebuild's time by which backward is delayed while both run; 0: cores to spare, 1: none
-  double fusion_bytes = 128 << 20;
-  bool sliced = false;  // allreduces are as the tensors' slices say; else Horovod puts together what it finds complete
-  double copy = 0;      // seconds per byte that is copied
+  double fusion_bytes = 0;  // up to which the transport puts together what it finds complete
+  bool sliced = false;      // allreduces are as the tensors' slices say; else as the transport fuses them
+  double copy = 0;          // seconds per byte that is copied
   std::vector<StepTensor> tensors;
+
+  const AlphaBeta& network(Collective collective) const {
+    return collective == Collective::kAllreduce ? allreduce : allgather;
+  }
+  // Of tensor i, which has an offer.
+  const Work& Chosen(const Choice& choice, size_t i) const;
 };
 
 struct StepEstimate {
@@ -55,27 +53,14 @@ struct StepEstimate {
   double exposed() const { return step - compute; }
 };
 
-// How many times slower than when it was measured idle the network is within a step, where it has the processors' work
-// against it, and where collectives meet as no trial of one kind shows.
-struct NetworkLoad {
-  double allreduce = 1;
-  double allgather = 1;
-};
-
-constexpr double kLeastLoad = 0.5, kMostLoad = 4;
-
-// The load under which the step takes `observed` seconds under `schemes`, within these bounds. A kind of collective
-// that decides too little of the step to tell keeps its load of `before`; if both decide they get the same.
-NetworkLoad LoadOf(const StepModel& model, const std::vector<Scheme>& schemes, double observed,
-                   const NetworkLoad& before);
-// The model with such a network.
-StepModel UnderLoad(const StepModel& model, const NetworkLoad& load);
-
-// The model with every number within bounds (bounds.h). The functions here and in time_choice.h take any model for this
-// one.
+// The model with every number within bounds (bounds.h), an offer for each tensor, and no index out of range. The
+// functions here and in core/plan take any model for this one.
 StepModel Bounded(StepModel model);
 
-// schemes: one per tensor. Everything but allreduce is a gather of factors or rows.
-StepEstimate SimulateStep(const StepModel& model, const std::vector<Scheme>& schemes);
+// choice: one per tensor.
+StepEstimate SimulateStep(const StepModel& model, const Choice& choice);
+
+// Transfer and this tensor's own work, nothing hidden.
+double SecondsAlone(const StepModel& model, const Work& work);
 
 }  // namespace poseidon

@@ -14,12 +14,8 @@ namespace poseidon {
 
 namespace {
 
-// That share a message. One collective takes 2^31 elements.
+// That share a message: elements in it are counted in 31 bits.
 constexpr double kMostSharedBytes = 1 << 30;
-// Thetas from which kAuto chooses.
-constexpr double kFirstTheta = 64 << 10;
-constexpr double kLastTheta = 64 << 20;
-constexpr double kThetaGrowth = 4;
 constexpr double kLeastPart = 8;  // bytes: an element of the widest dtype
 
 bool HasTheta(DenseMethod method) { return method == DenseMethod::kLazy || method == DenseMethod::kPriority; }
@@ -47,7 +43,7 @@ std::map<uint8_t, std::vector<size_t>> ByKind(const std::vector<DenseTensor>& te
 
 const char* Name(DenseMethod method) {
   switch (method) {
-    case DenseMethod::kHorovod:
+    case DenseMethod::kFused:
       return "horovod";
     case DenseMethod::kBsp:
       return "bsp";
@@ -68,10 +64,11 @@ const char* Name(DenseMethod method) {
 Status ParseDense(const std::string& text, DenseSettings* out) {
   const size_t colon = text.find(':');
   DenseSettings settings;
-  const Status status = ParseNamed("dense method", text.substr(0, colon),
-                                   {DenseMethod::kAuto, DenseMethod::kHorovod, DenseMethod::kBsp, DenseMethod::kWfbp,
-                                    DenseMethod::kMerged, DenseMethod::kPriority, DenseMethod::kLazy},
-                                   &settings.method);
+  const Status status =
+      ParseNamed<DenseMethod>("dense method", text.substr(0, colon),
+                              {DenseMethod::kAuto, DenseMethod::kFused, DenseMethod::kBsp, DenseMethod::kWfbp,
+                               DenseMethod::kMerged, DenseMethod::kPriority, DenseMethod::kLazy},
+                              &settings.method);
   if (!status.ok()) return status;
   if (colon != std::string::npos) {
     const std::string number = text.substr(colon + 1);
@@ -183,7 +180,7 @@ std::vector<DenseSlice> LayOutByPriority(const std::vector<DenseTensor>& given, 
 std::vector<DenseSlice> LayOut(const DenseSettings& settings, const std::vector<DenseTensor>& tensors,
                                const AlphaBeta& allreduce) {
   switch (settings.method) {
-    case DenseMethod::kHorovod:
+    case DenseMethod::kFused:
       return {};
     case DenseMethod::kBsp:
       return LayOutLazily(tensors, std::numeric_limits<double>::infinity());
@@ -201,11 +198,12 @@ std::vector<DenseSlice> LayOut(const DenseSettings& settings, const std::vector<
 }
 
 std::vector<std::vector<DenseSlice>> CandidateLayouts(const std::vector<DenseTensor>& tensors,
-                                                      const std::vector<AlphaBeta>& networks) {
+                                                      const std::vector<AlphaBeta>& networks, const Tuning& tuning) {
   std::vector<std::vector<DenseSlice>> layouts = {LayOutLazily(tensors, 0)};
   for (const AlphaBeta& network : networks) layouts.push_back(LayOutMerged(tensors, network));
   std::vector<double> thetas;
-  for (double theta = kFirstTheta; theta <= kLastTheta; theta *= kThetaGrowth) thetas.push_back(theta);
+  for (double theta = tuning.first_theta; theta <= tuning.last_theta; theta *= tuning.theta_growth)
+    thetas.push_back(theta);
   thetas.push_back(std::numeric_limits<double>::infinity());
   for (size_t alone = 0; alone < thetas.size(); ++alone) {
     for (size_t theta = alone; theta < thetas.size(); ++theta)

@@ -13,11 +13,12 @@
 
 #include "core/base/status.h"
 #include "core/model/alpha_beta.h"
+#include "core/plan/tuning.h"
 
 namespace poseidon {
 
 enum class DenseMethod : uint8_t {
-  kHorovod,   // no slices: every gradient by itself, put together by Horovod's fusion as its cycles find them
+  kFused,     // "horovod": no slices, every gradient by itself, put together by the transport as it finds them
   kBsp,       // everything in one message, after backward
   kWfbp,      // every gradient in a message of its own, as soon as it is complete
   kMerged,    // MG-WFBP
@@ -73,6 +74,7 @@ std::vector<DenseSlice> LayOut(const DenseSettings& settings, const std::vector<
                                const AlphaBeta& allreduce);
 // What kAuto chooses from. networks: for each, what LayOutMerged makes of it is among them.
 std::vector<std::vector<DenseSlice>> CandidateLayouts(const std::vector<DenseTensor>& tensors,
-                                                      const std::vector<AlphaBeta>& networks);
+                                                      const std::vector<AlphaBeta>& networks,
+                                                      const Tuning& tuning = kTuning);
 
 }  // namespace poseidon

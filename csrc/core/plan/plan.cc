@@ -5,12 +5,16 @@
 #include <utility>
 
 #include "core/base/byte_io.h"
+#include "core/plan/profile.h"
+#include "core/schemes/registry.h"
 
 namespace poseidon {
 namespace {
 
-constexpr uint32_t kMagic = 0x354e4c50;   // "PLN5"; the digit changes with the format
-constexpr size_t kMinDecisionBytes = 58;  // name and reason empty
+constexpr uint32_t kMagic = 0x364e4c50;   // "PLN6"; the digit changes with the format
+constexpr size_t kMinSchemeBytes = 4;     // name empty
+constexpr size_t kMinDecisionBytes = 22;  // name and reason empty, no offers
+constexpr size_t kMinOfferBytes = 21;     // no obstacle
 constexpr size_t kMinSliceBytes = 28;     // one tensor
 
 int ReadInt(ByteReader* reader) {
@@ -41,6 +45,86 @@ void Read(ByteReader* reader, StepEstimate* estimate) {
   }
 }
 
+// A table of names in front, and then each scheme by its place there. Only names that occur, in the order of the first
+// time.
+class SchemeNames {
+ public:
+  explicit SchemeNames(const Plan& plan) {
+    for (const TensorDecision& decision : plan.decisions) {
+      Add(decision.scheme);
+      for (const Offer& offer : decision.offers) Add(offer.scheme);
+    }
+  }
+  explicit SchemeNames(ByteReader* reader) {
+    const uint32_t count = reader->ReadCount(kMinSchemeBytes);
+    for (uint32_t i = 0; i < count && reader->ok(); ++i) {
+      Scheme scheme;
+      if (!ParseScheme(reader->ReadString(), &scheme).ok() || Find(scheme) < schemes_.size()) reader->Fail();
+      schemes_.push_back(scheme);
+    }
+  }
+
+  void Write(ByteWriter* writer) const {
+    writer->WriteU32(static_cast<uint32_t>(schemes_.size()));
+    for (Scheme scheme : schemes_) writer->WriteString(Name(scheme));
+  }
+  void Write(Scheme scheme, ByteWriter* writer) const { writer->WriteU8(static_cast<uint8_t>(Find(scheme))); }
+  Scheme Read(ByteReader* reader) {
+    const size_t place = reader->ReadU8();
+    if (place > seen_ || place >= schemes_.size()) reader->Fail();
+    seen_ = std::max(seen_, place + 1);
+    return reader->ok() ? schemes_[place] : Scheme();
+  }
+  bool all_seen() const { return seen_ == schemes_.size(); }
+
+ private:
+  size_t Find(Scheme scheme) const {
+    return static_cast<size_t>(std::find(schemes_.begin(), schemes_.end(), scheme) - schemes_.begin());
+  }
+  void Add(Scheme scheme) {
+    if (Find(scheme) == schemes_.size()) schemes_.push_back(scheme);
+  }
+
+  std::vector<Scheme> schemes_;
+  size_t seen_ = 0;  // of those that were read
+};
+
+void Write(const TensorDecision& decision, const SchemeNames& schemes, ByteWriter* writer) {
+  writer->WriteString(decision.name);
+  schemes.Write(decision.scheme, writer);
+  writer->WriteU32(static_cast<uint32_t>(decision.offers.size()));
+  for (const Offer& offer : decision.offers) {
+    schemes.Write(offer.scheme, writer);
+    writer->WriteDoubleWithin(offer.bytes, 0, kMostBytes);
+    writer->WriteOrNone(offer.seconds, kMostSeconds);
+    writer->WriteString(offer.obstacle);
+  }
+  writer->WriteI64(decision.global_rows);
+  writer->WriteString(decision.reason);
+  writer->WriteBool(decision.request_refused);
+}
+
+TensorDecision ReadDecision(SchemeNames* schemes, ByteReader* reader) {
+  TensorDecision decision;
+  decision.name = reader->ReadString();
+  decision.scheme = schemes->Read(reader);
+  const uint32_t offers = reader->ReadCount(kMinOfferBytes);
+  for (uint32_t i = 0; i < offers && reader->ok(); ++i) {
+    Offer offer;
+    offer.scheme = schemes->Read(reader);
+    offer.bytes = reader->ReadDoubleWithin(0, kMostBytes);
+    offer.seconds = reader->ReadOrNone(kMostSeconds);
+    offer.obstacle = reader->ReadString();
+    if (decision.OfferOf(offer.scheme) != nullptr) reader->Fail();
+    decision.offers.push_back(std::move(offer));
+  }
+  decision.global_rows = reader->ReadI64();
+  if (decision.global_rows < 0) reader->Fail();
+  decision.reason = reader->ReadString();
+  decision.request_refused = reader->ReadBool();
+  return decision;
+}
+
 }  // namespace
 
 std::vector<uint8_t> EncodePlan(const Plan& plan) {
@@ -58,19 +142,10 @@ std::vector<uint8_t> EncodePlan(const Plan& plan) {
   Write(plan.prediction.dense, &writer);
   writer.WriteDoubleWithin(plan.prediction.load.allreduce, kLeastLoad, kMostLoad);
   writer.WriteDoubleWithin(plan.prediction.load.allgather, kLeastLoad, kMostLoad);
+  const SchemeNames schemes(plan);
+  schemes.Write(&writer);
   writer.WriteU32(static_cast<uint32_t>(plan.decisions.size()));
-  for (const TensorDecision& decision : plan.decisions) {
-    writer.WriteString(decision.name);
-    writer.WriteU8(static_cast<uint8_t>(decision.scheme));
-    writer.WriteDoubleWithin(decision.allreduce_bytes, 0, kMostBytes);
-    writer.WriteOrNone(decision.sfb_bytes, kMostBytes);
-    writer.WriteOrNone(decision.allreduce_seconds, kMostSeconds);
-    writer.WriteOrNone(decision.gather_seconds, kMostSeconds);
-    writer.WriteI64(decision.global_rows);
-    writer.WriteString(decision.reason);
-    writer.WriteBool(decision.request_refused);
-    writer.WriteOrNone(decision.row_sparse_bytes, kMostBytes);
-  }
+  for (const TensorDecision& decision : plan.decisions) Write(decision, schemes, &writer);
   writer.WriteU8(static_cast<uint8_t>(plan.dense_method));
   writer.WriteU32(static_cast<uint32_t>(plan.slices.size()));
   for (const DenseSlice& slice : plan.slices) {
@@ -98,22 +173,10 @@ Status DecodePlan(const void* data, size_t size, Plan* out) {
   out->prediction.load.allreduce = reader.ReadDoubleWithin(kLeastLoad, kMostLoad);
   out->prediction.load.allgather = reader.ReadDoubleWithin(kLeastLoad, kMostLoad);
   out->decisions.clear();
+  SchemeNames schemes(&reader);
   const uint32_t count = reader.ReadCount(kMinDecisionBytes);
-  for (uint32_t i = 0; i < count && reader.ok(); ++i) {
-    TensorDecision decision;
-    decision.name = reader.ReadString();
-    decision.scheme = reader.ReadEnum(Scheme::kRowSparse);
-    decision.allreduce_bytes = reader.ReadDoubleWithin(0, kMostBytes);
-    decision.sfb_bytes = reader.ReadOrNone(kMostBytes);
-    decision.allreduce_seconds = reader.ReadOrNone(kMostSeconds);
-    decision.gather_seconds = reader.ReadOrNone(kMostSeconds);
-    decision.global_rows = reader.ReadI64();
-    if (decision.global_rows < 0) reader.Fail();
-    decision.reason = reader.ReadString();
-    decision.request_refused = reader.ReadBool();
-    decision.row_sparse_bytes = reader.ReadOrNone(kMostBytes);
-    out->decisions.push_back(std::move(decision));
-  }
+  for (uint32_t i = 0; i < count && reader.ok(); ++i) out->decisions.push_back(ReadDecision(&schemes, &reader));
+  if (!schemes.all_seen()) reader.Fail();
   out->dense_method = reader.ReadEnum(DenseMethod::kAuto);
   out->slices.clear();
   const uint32_t slices = reader.ReadCount(kMinSliceBytes);

@@ -68,6 +68,9 @@ struct MergedProfile {
   double first_step_seconds = 0;      // of the slowest rank
 };
 
+// Used as an embedding table, and as nothing else.
+inline bool IsTable(const MergedTensor& tensor) { return tensor.base.is_embedding && !tensor.base.is_linear_weight; }
+
 // Elements of a tensor of this shape; INT64_MAX if that does not fit.
 int64_t NumElements(const std::vector<int64_t>& shape);
 // "[4096, 25088]"

@@ -1,18 +1,11 @@
 #include "core/schemes/dense_exchange.h"
 
-#include <cmath>
 #include <utility>
 
 #include "core/engine/engine.h"
 #include "core/model/cost_model.h"
 
 namespace poseidon {
-
-Reduction KeptFromFusion(const Reduction& reduction, DType dtype, int number) {
-  Reduction own = reduction;
-  if (dtype == DType::kFloat32 || dtype == DType::kFloat16) own.postscale *= 1 + std::ldexp(number % (1 << 20), -50);
-  return own;
-}
 
 DenseExchange::DenseExchange(std::string name, std::vector<Member> members, const Reduction& reduction, int process_set,
                              int size)

@@ -1,4 +1,4 @@
-// A dense gradient, or a group of them, through the transport's allreduce (Horovod's fused ring-allreduce).
+// A dense gradient, or a group of them, through the transport's allreduce.
 #pragma once
 
 #include <memory>
@@ -28,11 +28,6 @@ class DenseSource {
   // Of the buffer, in this step: bytes that had to be copied into it.
   virtual int64_t copied_bytes() const { return 0; }
 };
-
-// The same reduction with a factor of its own for each number, so that the transport does not put the messages
-// together: Horovod's fusion, which copies, takes only what has equal factors. They differ by less than float32, in
-// which Horovod scales all narrower types, can tell; float64 can, and stays as it is.
-Reduction KeptFromFusion(const Reduction& reduction, DType dtype, int number);
 
 class DenseExchange final : public Exchange {
  public:

@@ -90,8 +90,9 @@ uint32_t ReadId(const void* row, DType dtype) {
                             : LoadFlag<uint32_t>(static_cast<const unsigned char*>(row));
 }
 
-Status CheckElementCount(int64_t total_rows, const FactorLayout& layout, const std::string& name) {
-  const int64_t max_rows = kMaxCollectiveElements / layout.row_elements();  // by division: the product may overflow
+Status CheckElementCount(int64_t total_rows, const FactorLayout& layout, int64_t max_elements,
+                         const std::string& name) {
+  const int64_t max_rows = max_elements / layout.row_elements();  // by division: the product may overflow
   if (total_rows <= max_rows) return Status::OK();
   return Status::InvalidArgument(name + ": the factors of " + std::to_string(total_rows) + " rows (all ranks) of " +
                                  std::to_string(layout.row_elements()) +

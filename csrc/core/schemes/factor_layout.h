@@ -41,9 +41,6 @@ constexpr uint32_t kFlagForeign = 1u << 2;
 // Flags are bits below this one, in every dtype.
 constexpr int kFlagBits = 4;
 
-// Horovod's collectives count elements in an int.
-constexpr int64_t kMaxCollectiveElements = (int64_t{1} << 31) - 2;
-
 // Offsets and widths in elements. Row-sparse: in_features is IdElements(dtype), out_features is D.
 struct FactorLayout {
   int64_t in_features = 0;   // N
@@ -71,9 +68,9 @@ int64_t IdElements(DType dtype);
 void WriteId(void* row, uint32_t id, DType dtype);
 uint32_t ReadId(const void* row, DType dtype);
 
-// kInvalidArgument if the gathered message of `total_rows` (all ranks) is too large for one collective. Every rank must
-// see the same total_rows, or only some would fail.
-Status CheckElementCount(int64_t total_rows, const FactorLayout& layout, const std::string& name);
+// kInvalidArgument if the gathered message of `total_rows` (all ranks) is too large for one collective of
+// `max_elements`. Every rank must see the same total_rows, or only some would fail.
+Status CheckElementCount(int64_t total_rows, const FactorLayout& layout, int64_t max_elements, const std::string& name);
 
 }  // namespace poseidon
 

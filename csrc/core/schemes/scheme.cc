@@ -1,22 +1,13 @@
 #include "core/schemes/scheme.h"
 
+#include <vector>
+
 #include "core/base/named.h"
+#include "core/schemes/registry.h"
 
 namespace poseidon {
 
-const char* Name(Scheme scheme) {
-  switch (scheme) {
-    case Scheme::kAllreduce:
-      return "allreduce";
-    case Scheme::kSfb:
-      return "sfb";
-    case Scheme::kSparseAllgather:
-      return "sparse_allgather";
-    case Scheme::kRowSparse:
-      return "row-sparse";
-  }
-  return "unknown";
-}
+const char* Name(Scheme scheme) { return RuleOf(scheme).name(); }
 
 const char* Name(Policy policy) {
   switch (policy) {
@@ -32,33 +23,24 @@ const char* Name(Policy policy) {
   return "unknown";
 }
 
-const char* Name(SchemeOverride value) {
-  switch (value) {
-    case SchemeOverride::kAuto:
-      return "auto";
-    case SchemeOverride::kAllreduce:
-      return "allreduce";
-    case SchemeOverride::kSfb:
-      return "sfb";
-    case SchemeOverride::kRowSparse:
-      return "row-sparse";
-  }
-  return "unknown";
-}
+const char* Name(SchemeOverride value) { return value.is_auto() ? "auto" : Name(value.scheme()); }
 
 Status ParseScheme(const std::string& text, Scheme* out) {
-  return ParseNamed("scheme", text, {Scheme::kAllreduce, Scheme::kSfb, Scheme::kSparseAllgather, Scheme::kRowSparse},
-                    out);
+  std::vector<Scheme> values;
+  for (size_t place = 0; place < SchemeCount(); ++place) values.push_back(Scheme(place));
+  return ParseNamed("scheme", text, values, out);
 }
 
 Status ParsePolicy(const std::string& text, Policy* out) {
-  return ParseNamed("policy", text, {Policy::kTime, Policy::kBytes, Policy::kAllreduce, Policy::kSfb}, out);
+  return ParseNamed<Policy>("policy", text, {Policy::kTime, Policy::kBytes, Policy::kAllreduce, Policy::kSfb}, out);
 }
 
 Status ParseSchemeOverride(const std::string& text, SchemeOverride* out) {
-  return ParseNamed(
-      "scheme override", text,
-      {SchemeOverride::kAuto, SchemeOverride::kAllreduce, SchemeOverride::kSfb, SchemeOverride::kRowSparse}, out);
+  std::vector<SchemeOverride> values = {SchemeOverride::kAuto};
+  for (size_t place = 0; place < SchemeCount(); ++place) {
+    if (RuleOf(Scheme(place)).can_be_asked_for()) values.push_back(Scheme(place));
+  }
+  return ParseNamed("scheme override", text, values, out);
 }
 
 }  // namespace poseidon

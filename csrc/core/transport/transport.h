@@ -1,9 +1,10 @@
-// Nonblocking collectives as the engine needs them. The real one feeds Horovod's tensor queue (csrc/horovod); C++ unit
-// tests use one in which ranks are threads.
+// Nonblocking collectives as the engine needs them. The real one is in csrc/horovod; C++ unit tests use one in which
+// ranks are threads.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,7 @@ struct Buffer {
   int64_t bytes() const { return elements() * SizeOf(dtype); }
 };
 
-// Values are Horovod's; Adasum (2) never passes through the engine.
+// Values are those of hvd.Average, hvd.Sum, ...; Adasum (2) never passes through the engine.
 enum class ReduceOp : int32_t { kAverage = 0, kSum = 1, kMin = 3, kMax = 4, kProduct = 5 };
 
 struct Reduction {
@@ -46,11 +47,30 @@ using Completion = std::function<void(const Status&)>;
 // failure and shuts down on this rank, and all that is in flight there, or sent later, fails with kAborted.
 using Allocator = std::function<Buffer(const std::vector<int64_t>& shape)>;
 
+// What a transport can do and does. The defaults are those of one without limits that leaves messages alone.
+struct Traits {
+  int64_t max_elements = std::numeric_limits<int64_t>::max();  // of one collective, all ranks together
+  bool (*reduces)(DType) = nullptr;                            // whether it can add up a dtype; null: every one
+  double fusion_bytes = 0;      // up to which it puts together what is ready at the same time; 0: it does not
+  bool device_buffers = false;  // whether Buffer::data may lie in a device's memory
+  const char* who_knows_of_stalls = nullptr;  // that names the ranks which are missing; null: nobody
+
+  bool Reduces(DType dtype) const { return reduces == nullptr || reduces(dtype); }
+  // The dtype in which values of `dtype` are added up.
+  DType ReducedAs(DType dtype) const { return Reduces(dtype) ? dtype : DType::kFloat32; }
+};
+
 // All calls may come from any thread. Buffers must stay valid until the completion. Every rank of the process set must
 // enqueue the same names with the same operation, dtype and shape (an allgather's first extent may differ).
 class Transport {
  public:
   virtual ~Transport() = default;
+
+  // Always the same.
+  virtual Traits traits() const { return {}; }
+  // The same reduction, but made so that what has another number is not put into one message with it, as far as the
+  // dtype allows.
+  virtual Reduction KeepApart(const Reduction& reduction, DType, int /*number*/) const { return reduction; }
 
   virtual Status Allreduce(const std::string& name, const Buffer& in_out, const Reduction& reduction, int process_set,
                            Completion done) = 0;

@@ -1,5 +1,6 @@
 #include "core/model/cost_model.h"
 
+#include "core/model/work.h"
 #include "tests/check.h"
 
 namespace poseidon {
@@ -126,17 +127,13 @@ TEST(RingBytesOfUnequalBlocksAverageToTheFormula) {
   POSEIDON_CHECK_NEAR(static_cast<double>(sum) / 5, AllgatherWireBytes(1142, 5), 1e-9);
 }
 
-TEST(WireDTypes) {
-  POSEIDON_CHECK_EQ(AllreduceWireDType(DType::kBFloat16, false), DType::kFloat32);
-  POSEIDON_CHECK_EQ(AllreduceWireDType(DType::kFloat16, false), DType::kFloat16);
-  POSEIDON_CHECK_EQ(AllreduceWireDType(DType::kFloat64, false), DType::kFloat64);
-  POSEIDON_CHECK_EQ(FactorWireDType(DType::kBFloat16, false), DType::kBFloat16);
-  for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
-    POSEIDON_CHECK_EQ(AllreduceWireDType(dtype, true), DType::kFloat16);
-    POSEIDON_CHECK_EQ(FactorWireDType(dtype, true), DType::kFloat16);
-  }
-  POSEIDON_CHECK_EQ(AllreduceWireDType(DType::kInt64, true), DType::kInt64);
-  POSEIDON_CHECK_EQ(FactorWireDType(DType::kOther, true), DType::kOther);
+TEST(WhatARankSendsOfAWork) {
+  Work work;
+  work.bytes = 1000;
+  POSEIDON_CHECK_EQ(SentBytes(work, 4), 1500.0);
+  work.collective = Collective::kAllgather;
+  POSEIDON_CHECK_EQ(SentBytes(work, 4), 750.0);
+  POSEIDON_CHECK_EQ(SentBytes(work, 1), 0.0);
 }
 
 }  // namespace

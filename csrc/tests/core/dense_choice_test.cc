@@ -18,15 +18,17 @@ MergedTensor Gradient(const std::string& name, int64_t elements, int64_t order, 
 }
 
 struct Case {
-  MergedProfile profile;
-  std::vector<TensorDecision> decisions;
-  std::vector<bool> may_share;
-  SelectorSettings settings;
-  TimeInputs inputs;
+  Question question;
+  MergedProfile& profile = question.profile;
+  std::vector<bool>& may_share = question.may_share;
+  Measured& inputs = question.measured;
+  std::vector<DenseSlice> slices;  // in force
+  NetworkLoad load;
+  ChooserSettings settings;
 
   // Forty small gradients, then a large one, in the order of backward; the parameters' order is the other way round.
   Case() {
-    settings.size = 4;
+    settings.setting.size = 4;
     settings.policy = Policy::kAllreduce;
     for (int64_t i = 40; i >= 0; --i) {
       profile.tensors.push_back(
@@ -34,15 +36,18 @@ struct Case {
     }
     profile.compute_seconds = 0.05;
     may_share.assign(profile.tensors.size(), true);
-    decisions = Select(profile, {}, settings);
     inputs.network.allreduce = {1e-3, 1e-8};
     inputs.network.allgather = {1e-3, 1e-8};
   }
 
-  std::vector<DenseSlice> LayOut(const std::string& method, bool timed = true) const {
-    DenseSettings dense;
-    POSEIDON_REQUIRE_OK(ParseDense(method, &dense));
-    return ChooseLayout(profile, decisions, may_share, settings, dense, timed ? &inputs : nullptr);
+  std::vector<DenseSlice> LayOut(const std::string& method, bool timed = true) {
+    POSEIDON_REQUIRE_OK(ParseDense(method, &settings.dense));
+    Question asked = question;
+    if (!timed) asked.measured.network = {};
+    Trials trials;
+    trials.Observe({}, slices, 0, 0);
+    trials.load = load;
+    return Choose(asked, settings, &trials).slices;
   }
 };
 
@@ -88,9 +93,8 @@ TEST(AutoDoesNotCountOnALoadedNetwork) {
     tensor.ready_seconds = 0.004 * static_cast<double>(tensor.base.order);
   }
   given.profile.compute_seconds = 0.17;
-  given.decisions = Select(given.profile, {}, given.settings);
   given.inputs.network.allreduce = {1e-4, 1e-8};
-  given.inputs.load.allreduce = 4;
+  given.load.allreduce = 4;
   const auto slices = given.LayOut("auto");
   POSEIDON_REQUIRE(slices.size() > 1);
   double complete = 0;
@@ -103,7 +107,6 @@ TEST(AutoDoesNotCountOnALoadedNetwork) {
 TEST(AutoCountsOnDearMessagesWhereCoresAreBusy) {
   Case given;
   for (MergedTensor& tensor : given.profile.tensors) tensor.base.shape = {100000};
-  given.decisions = Select(given.profile, {}, given.settings);
   given.inputs.network.allreduce = {4e-4, 1e-9};
   given.inputs.copy = 1.2e-9;
   const auto spare = given.LayOut("auto");
@@ -115,45 +118,49 @@ TEST(AutoCountsOnDearMessagesWhereCoresAreBusy) {
 
 TEST(AutoKeepsTheLayoutInForceUnlessAnotherGains) {
   Case given;
-  given.inputs.settings.margin = 0.02;
   const auto best = given.LayOut("auto");
-  given.inputs.slices = best;
+  given.slices = best;
   given.inputs.network.allreduce.alpha *= 1.01;
   POSEIDON_CHECK(given.LayOut("auto") == best);
-  given.inputs.slices = given.LayOut("wfbp");
-  POSEIDON_CHECK(given.LayOut("auto") != given.inputs.slices);
+  given.slices = given.LayOut("wfbp");
+  POSEIDON_CHECK(given.LayOut("auto") != given.slices);
 }
 
 TEST(OnlyWhatIsAllreducedAndMayShare) {
   Case given;
   given.may_share[3] = false;
   given.profile.tensors[4].base.order = -1;  // unused in the profiled step
-  given.decisions[5].scheme = Scheme::kSfb;
-  given.profile.tensors[5].base.bias = given.decisions[6].name;
-  for (const DenseSlice& slice : given.LayOut("bsp")) {
+  MergedTensor& weight = given.profile.tensors[5];
+  weight.base.shape = {100, 100};
+  weight.base.is_linear_weight = weight.sfb_allowed = true;
+  weight.base.bias = given.profile.tensors[6].base.name;
+  given.settings.wishes.resize(5);
+  given.settings.wishes.push_back(SchemeOverride::kSfb);
+  const auto slices = given.LayOut("bsp");
+  POSEIDON_CHECK(!slices.empty());
+  for (const DenseSlice& slice : slices) {
     for (int index : slice.tensors) POSEIDON_CHECK(index < 3 || index > 6);
   }
-  given.settings.size = 1;
+  given.settings.setting.size = 1;
   POSEIDON_CHECK(given.LayOut("bsp").empty());
 }
 
 TEST(WithoutMeasurementsAutoIsLazy) {
-  const Case given;
+  Case given;
   POSEIDON_CHECK(given.LayOut("auto", /*timed=*/false) == given.LayOut("lazy"));
   POSEIDON_CHECK(given.LayOut("horovod").empty());
 }
 
 TEST(PredictionIsThatOfTheLayout) {
-  const Case given;
-  StepPrediction prediction;
-  DenseSettings dense;
-  dense.method = DenseMethod::kWfbp;
-  const auto decisions = Select(given.profile, {}, given.settings, &given.inputs, &prediction);
-  prediction.chosen.step += 0.5;  // unexplained
-  ChooseLayout(given.profile, decisions, given.may_share, given.settings, dense, &given.inputs, &prediction);
+  Case given;
+  given.settings.dense.method = DenseMethod::kWfbp;
+  given.settings.policy = Policy::kTime;
+  Trials trials;
+  const StepPrediction prediction = Choose(given.question, given.settings, &trials).prediction;
   // 41 messages of 1 ms, and their bytes.
+  POSEIDON_CHECK(prediction.known);
   POSEIDON_CHECK_NEAR(prediction.chosen.channel, 41 * 1e-3 + 1e-8 * 4 * (40 * 1000 + (4 << 20)), 1e-9);
-  POSEIDON_CHECK_NEAR(prediction.chosen.step, prediction.simulated_step + 0.5, 1e-12);
+  POSEIDON_CHECK_NEAR(prediction.chosen.step, 0.001 + prediction.chosen.channel, 0.01);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/model/cost_model.h"
+#include "horovod/traits.h"
 #include "tests/check.h"
 #include "tests/local_transport.h"
 

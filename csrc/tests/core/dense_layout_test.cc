@@ -90,7 +90,7 @@ TEST(EveryMethodSendsEveryByteOnce) {
     for (double each : share) POSEIDON_CHECK_NEAR(each, 1, 1e-12);
   }
   DenseSettings horovod;
-  horovod.method = DenseMethod::kHorovod;
+  horovod.method = DenseMethod::kFused;
   POSEIDON_CHECK(LayOut(horovod, tensors, {1, 0.1}).empty());
 }
 

@@ -187,7 +187,7 @@ TEST(SeveralWaitersAndAStallWarning) {
     exchanges.push_back(Make("w" + std::to_string(i), i == 0 ? Scheme::kSfb : Scheme::kAllreduce));
     POSEIDON_REQUIRE_OK(world.engine.Submit(exchanges.back()));
   }
-  std::array<double, 3> waited{};
+  std::vector<double> waited(SchemeCount());
   std::thread all([&] { POSEIDON_CHECK_OK(world.engine.Wait(exchanges, waited.data())); });
   const std::string text = warnings.Next();
   POSEIDON_CHECK_CONTAINS(text, "still waiting for w0, w1, w2, w3, w4 and 2 more");
@@ -201,9 +201,9 @@ TEST(SeveralWaitersAndAStallWarning) {
   for (int i : {2, 4, 6, 0}) POSEIDON_CHECK_OK(world.Partner("w" + std::to_string(i)));
   even.join();
   all.join();
-  POSEIDON_CHECK(waited[static_cast<size_t>(Scheme::kAllreduce)] > 0);
-  POSEIDON_CHECK(waited[static_cast<size_t>(Scheme::kSfb)] >= 0);
-  POSEIDON_CHECK_EQ(waited[static_cast<size_t>(Scheme::kSparseAllgather)], 0.0);
+  POSEIDON_CHECK(waited[Scheme::kAllreduce.place()] > 0);
+  POSEIDON_CHECK(waited[Scheme::kSfb.place()] >= 0);
+  POSEIDON_CHECK_EQ(waited[Scheme::kSparseAllgather.place()], 0.0);
 }
 
 TEST(FirstFailureOfAnExchangeIsKeptUntilAllItsCollectivesEnded) {

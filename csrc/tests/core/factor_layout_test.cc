@@ -7,6 +7,8 @@
 namespace poseidon {
 namespace {
 
+constexpr int64_t kMost = (int64_t{1} << 31) - 2;
+
 constexpr FactorLayout kLayout{3, 2};
 constexpr uint32_t kBoth = kFlagExtraWeight | kFlagExtraBias;
 // One dtype per element width and every one that factors have.
@@ -115,16 +117,16 @@ TEST(IdsKeepTheirBits) {
 TEST(ElementLimit) {
   constexpr int64_t kLimit = (int64_t{1} << 31) - 1;  // must stay under it
   const FactorLayout one{0, 0};
-  POSEIDON_CHECK_OK(CheckElementCount(0, kLayout, "w"));
-  POSEIDON_CHECK_OK(CheckElementCount(kLimit - 1, one, "w"));
-  POSEIDON_CHECK(!CheckElementCount(kLimit, one, "w").ok());
+  POSEIDON_CHECK_OK(CheckElementCount(0, kLayout, kMost, "w"));
+  POSEIDON_CHECK_OK(CheckElementCount(kLimit - 1, one, kMost, "w"));
+  POSEIDON_CHECK(!CheckElementCount(kLimit, one, kMost, "w").ok());
   const FactorLayout vgg{4096, 4096};
-  POSEIDON_CHECK_OK(CheckElementCount(262112, vgg, "w"));
-  const Status status = CheckElementCount(262113, vgg, "fc7.weight");
+  POSEIDON_CHECK_OK(CheckElementCount(262112, vgg, kMost, "w"));
+  const Status status = CheckElementCount(262113, vgg, kMost, "fc7.weight");
   POSEIDON_CHECK_EQ(status.code(), StatusCode::kInvalidArgument);
   POSEIDON_CHECK_CONTAINS(status.message(), "fc7.weight: the factors of 262113 rows");
   POSEIDON_CHECK_CONTAINS(status.message(), "262112 such rows");
-  POSEIDON_CHECK(!CheckElementCount(int64_t{1} << 62, vgg, "w").ok());  // the product would overflow
+  POSEIDON_CHECK(!CheckElementCount(int64_t{1} << 62, vgg, kMost, "w").ok());  // the product would overflow
 }
 
 }  // namespace

@@ -18,8 +18,18 @@ Plan Example() {
   plan.made_at_step = 3;
   plan.network = {{1e-3, 2e-9}, {5e-4, 1e-9}, 0.25, true};
   plan.prediction = {true, {1, 2, 3, 4}, {5, 6, 7, 8}, {1.25, 2.5}};
-  plan.decisions.push_back({"fc.weight", Scheme::kSfb, 1.5e9, 0.1, -1, 1.5, 0.25, 256, "bytes", false});
-  plan.decisions.push_back({"emb.weight", Scheme::kRowSparse, 3, -1, 2.5, -1, -1, 0, "sfb was asked for", true});
+  plan.decisions.push_back({"fc.weight",
+                            Scheme::kSfb,
+                            {{Scheme::kAllreduce, 1.5e9, 1.5, ""}, {Scheme::kSfb, 0.1, 0.25, ""}},
+                            256,
+                            "bytes",
+                            false});
+  plan.decisions.push_back({"emb.weight",
+                            Scheme::kRowSparse,
+                            {{Scheme::kAllreduce, 3, -1, "the gradient is sparse"}, {Scheme::kRowSparse, 2.5, -1, ""}},
+                            0,
+                            "sfb was asked for",
+                            true});
   plan.dense_method = DenseMethod::kPriority;
   plan.slices = {{{1, 0}}, {{1}, 2, 3}};
   return plan;
@@ -35,10 +45,10 @@ TEST(EncodingRoundTrip) {
   POSEIDON_REQUIRE(back.decisions.size() == 2);
   POSEIDON_CHECK_EQ(back.decisions[0].name, "fc.weight");
   POSEIDON_CHECK_EQ(back.decisions[0].scheme, Scheme::kSfb);
-  POSEIDON_CHECK_EQ(back.decisions[0].sfb_bytes, 0.1);
-  POSEIDON_CHECK_EQ(back.decisions[0].allreduce_bytes, 1.5e9);
+  POSEIDON_CHECK_EQ(back.decisions[0].bytes(Scheme::kSfb), 0.1);
+  POSEIDON_CHECK_EQ(back.decisions[0].bytes(Scheme::kAllreduce), 1.5e9);
   POSEIDON_CHECK_EQ(back.decisions[0].global_rows, 256);
-  POSEIDON_CHECK_EQ(back.decisions[0].allreduce_seconds + back.decisions[0].gather_seconds, 1.75);
+  POSEIDON_CHECK_EQ(back.decisions[0].seconds(Scheme::kAllreduce) + back.decisions[0].seconds(Scheme::kSfb), 1.75);
   POSEIDON_CHECK_EQ(back.made_at_step, 3);
   POSEIDON_CHECK_EQ(back.network.allgather.beta, 1e-9);
   POSEIDON_CHECK_EQ(back.network.skew_seconds, 0.25);
@@ -47,7 +57,9 @@ TEST(EncodingRoundTrip) {
   POSEIDON_CHECK_EQ(back.prediction.load.allgather, 2.5);
   POSEIDON_CHECK(back.dense_method == DenseMethod::kPriority && back.slices == Example().slices);
   POSEIDON_CHECK_EQ(back.decisions[1].scheme, Scheme::kRowSparse);
-  POSEIDON_CHECK_EQ(back.decisions[1].row_sparse_bytes, 2.5);
+  POSEIDON_CHECK_EQ(back.decisions[1].bytes(Scheme::kRowSparse), 2.5);
+  POSEIDON_CHECK_EQ(back.decisions[1].OfferOf(Scheme::kAllreduce)->obstacle, "the gradient is sparse");
+  POSEIDON_CHECK(back.decisions[0].OfferOf(Scheme::kRowSparse) == nullptr);
   POSEIDON_CHECK_EQ(back.decisions[1].reason, "sfb was asked for");
   POSEIDON_CHECK(back.decisions[1].request_refused && !back.decisions[0].request_refused);
 }
@@ -67,6 +79,17 @@ TEST(DamagedEncodingFails) {
     damaged[i] = 0xff;
     if (DecodePlan(damaged.data(), damaged.size(), &back).ok()) POSEIDON_CHECK_EQ(EncodePlan(back), damaged);
   }
+}
+
+TEST(SchemesTravelByName) {
+  const std::vector<uint8_t> bytes = EncodePlan(Example());
+  const std::string text(bytes.begin(), bytes.end());
+  for (const char* name : {"sfb", "allreduce", "row-sparse"}) POSEIDON_CHECK(text.find(name) != std::string::npos);
+  std::vector<uint8_t> other = bytes;  // of a version that has another scheme
+  const size_t at = text.find("row-sparse");
+  other[at] = 'R';
+  Plan back;
+  POSEIDON_CHECK_CONTAINS(DecodePlan(other.data(), other.size(), &back).message(), "same version");
 }
 
 TEST(Fnv1aVectors) {
@@ -109,17 +132,17 @@ TEST(NumbersOutOfBoundsAreNotRead) {
   plan.network.allreduce = {1e300, std::numeric_limits<double>::quiet_NaN()};
   plan.prediction.chosen.step = std::numeric_limits<double>::infinity();
   plan.prediction.load = {0, 1e9};
-  plan.decisions[0].gather_seconds = std::numeric_limits<double>::quiet_NaN();
+  plan.decisions[0].offers[1].seconds = std::numeric_limits<double>::quiet_NaN();
   POSEIDON_REQUIRE(readable(plan));
   POSEIDON_CHECK(back.network.allreduce.alpha == kMostAlpha && back.network.allreduce.beta == 0);
   POSEIDON_CHECK_EQ(back.prediction.chosen.step, kMostSeconds);
   POSEIDON_CHECK(back.prediction.load.allreduce == kLeastLoad && back.prediction.load.allgather == kMostLoad);
-  POSEIDON_CHECK_EQ(back.decisions[0].gather_seconds, 0.0);
+  POSEIDON_CHECK_EQ(back.decisions[0].seconds(Scheme::kSfb), 0.0);
   // Whoever does not is not read.
   plan = Example();
-  plan.decisions[0].row_sparse_bytes = 11.5;
-  plan.decisions[1].sfb_bytes = 12.5;
-  plan.decisions[1].allreduce_seconds = 13.5;
+  plan.decisions[0].Put({Scheme::kRowSparse, 11.5, -1, ""});
+  plan.decisions[1].offers[1].seconds = 12.5;
+  plan.decisions[1].offers[0].seconds = 13.5;
   for (double value :
        {1e-3, 2e-9, 5e-4, 1e-9, 1.0, 2.0, 4.0, 5.0, 6.0, 7.0, 8.0, 1.25, 1.5e9, 0.1, 11.5, 1.5, 12.5, 13.5}) {
     for (double bad :

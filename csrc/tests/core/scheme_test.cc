@@ -1,5 +1,8 @@
 #include "core/schemes/scheme.h"
 
+#include <utility>
+
+#include "core/schemes/registry.h"
 #include "tests/check.h"
 
 namespace poseidon {
@@ -22,13 +25,18 @@ TEST(NamesParseBack) {
       ParseSchemeOverride);
 }
 
-TEST(ValuesTravelBetweenRanks) {
-  POSEIDON_CHECK_EQ(static_cast<int>(Scheme::kAllreduce), 0);
-  POSEIDON_CHECK_EQ(static_cast<int>(Scheme::kSfb), 1);
-  POSEIDON_CHECK_EQ(static_cast<int>(Scheme::kSparseAllgather), 2);
-  POSEIDON_CHECK_EQ(static_cast<int>(Scheme::kRowSparse), 3);
-  POSEIDON_CHECK_EQ(kSchemeCount, size_t{4});
-  POSEIDON_CHECK_EQ(std::string(Name(Scheme::kRowSparse)), "row-sparse");
+TEST(ConstantsNameTheirRules) {
+  POSEIDON_CHECK_EQ(SchemeCount(), size_t{4});
+  const std::vector<std::pair<Scheme, std::string>> names = {{Scheme::kAllreduce, "allreduce"},
+                                                             {Scheme::kSfb, "sfb"},
+                                                             {Scheme::kSparseAllgather, "sparse_allgather"},
+                                                             {Scheme::kRowSparse, "row-sparse"}};
+  for (const auto& [scheme, name] : names) {
+    POSEIDON_CHECK_EQ(std::string(Name(scheme)), name);
+    POSEIDON_CHECK_EQ(RuleOf(scheme).plain(), scheme == Scheme::kAllreduce || scheme == Scheme::kSparseAllgather);
+    POSEIDON_CHECK(!RuleOf(scheme).lossy());
+  }
+  POSEIDON_CHECK(Scheme() == Scheme::kAllreduce);
 }
 
 TEST(BadValueListsTheGoodOnes) {

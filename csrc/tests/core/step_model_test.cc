@@ -3,20 +3,17 @@
 #include <cmath>
 #include <limits>
 
+#include "core/plan/network_load.h"
 #include "tests/check.h"
+#include "tests/core/two_offers.h"
 
 namespace poseidon {
 namespace {
 
-constexpr Scheme kA = Scheme::kAllreduce, kS = Scheme::kSfb;
+constexpr int kA = 0, kS = 1;
 
 StepTensor Tensor(double ready, double allreduce_bytes, double gather_bytes = 0, LayerCost cost = {}) {
-  StepTensor tensor;
-  tensor.ready = ready;
-  tensor.allreduce_bytes = allreduce_bytes;
-  tensor.gather_bytes = gather_bytes;
-  tensor.cost = cost;
-  return tensor;
+  return TwoOffers(ready, allreduce_bytes, gather_bytes, cost);
 }
 
 StepModel Model(std::vector<StepTensor> tensors, double compute) {
@@ -24,6 +21,7 @@ StepModel Model(std::vector<StepTensor> tensors, double compute) {
   model.allreduce = {1, 0.01};
   model.allgather = {0.5, 0.01};
   model.compute = compute;
+  model.fusion_bytes = 128 << 20;
   model.tensors = std::move(tensors);
   return model;
 }
@@ -50,7 +48,7 @@ TEST(WhatIsReadyTogetherIsFused) {
   model.fusion_bytes = 150;
   POSEIDON_CHECK_NEAR(SimulateStep(model, {kA, kA, kA}).step, 1 + 4 + 2 + 2, 1e-12);
   model.fusion_bytes = 1e9;
-  model.tensors[2].allreduce_kind = 1;  // another dtype
+  model.tensors[2].offers[0].kind = 1;  // another dtype
   POSEIDON_CHECK_NEAR(SimulateStep(model, {kA, kA, kA}).step, 1 + 4 + 2 + 2, 1e-12);
 }
 
@@ -86,20 +84,47 @@ TEST(SharedCoresDelayBackwardToo) {
 TEST(ABiasTravelsWithItsWeight) {
   StepModel model = Model({Tensor(5, 1000, 100), Tensor(5, 4)}, 5);
   POSEIDON_CHECK_NEAR(SimulateStep(model, {kS, kA}).channel, 1.5 + 1.04, 1e-12);
-  model.tensors[1].carrier = 0;
+  model.tensors[0].offers[1].covers = {1};
   POSEIDON_CHECK_NEAR(SimulateStep(model, {kS, kA}).channel, 1.5, 1e-12);
   POSEIDON_CHECK_NEAR(SimulateStep(model, {kA, kA}).channel, 11.04, 1e-12);
 }
 
+// A third scheme: an allreduce of a quarter of the bytes, for which time is spent before and after.
+TEST(AnyOfferIsCountedByItsWork) {
+  StepModel model = Model({Tensor(5, 1000, 100), Tensor(5, 4)}, 5);
+  Work quarter;
+  quarter.bytes = 250;
+  quarter.kind = 9;
+  quarter.before = 0.5;
+  quarter.after = 0.75;
+  model.tensors[0].offers.push_back(quarter);
+  const StepEstimate estimate = SimulateStep(model, {2, kA});
+  POSEIDON_CHECK_NEAR(estimate.compute, 5.5, 1e-12);
+  POSEIDON_CHECK_NEAR(estimate.channel, 1 + 2.5 + 1.04, 1e-12);
+  POSEIDON_CHECK_NEAR(estimate.step, 5.5 + 3.5 + 1.04, 1e-12);
+  POSEIDON_CHECK_NEAR(estimate.rebuild, 0.75, 1e-12);
+  POSEIDON_CHECK_NEAR(SecondsAlone(model, quarter), 3.5 + 1.25, 1e-12);
+}
+
+TEST(WhatIsNoIndexCountsAsTheFirstOffer) {
+  StepModel model = Model({Tensor(5, 1000, 100)}, 5);
+  for (int odd : {-1, 2, 1 << 30}) POSEIDON_CHECK_EQ(SimulateStep(model, {odd}).step, SimulateStep(model, {kA}).step);
+  POSEIDON_CHECK_EQ(SimulateStep(model, {}).step, SimulateStep(model, {kA}).step);
+  model.tensors[0].offers[1].covers = {0, -3, 77};
+  POSEIDON_CHECK_EQ(SimulateStep(model, {kA}).step, 16.0);
+  model.tensors[0].offers.clear();
+  POSEIDON_CHECK_EQ(SimulateStep(model, {kS}).step, 6.0);
+}
+
 TEST(LoadIsWhatExplainsTheObservedStep) {
   const StepModel model = Model({Tensor(1, 300), Tensor(2, 200), Tensor(3, 100)}, 3);
-  const std::vector<Scheme> schemes = {kA, kA, kA};
+  const Choice choice = {kA, kA, kA};
   for (double load : {0.6, 1.0, 2.5}) {
-    const double observed = SimulateStep(UnderLoad(model, {load, 1}), schemes).step;
-    POSEIDON_CHECK_NEAR(LoadOf(model, schemes, observed, {}).allreduce, load, 1e-6);
+    const double observed = SimulateStep(UnderLoad(model, {load, 1}), choice).step;
+    POSEIDON_CHECK_NEAR(LoadOf(model, choice, observed, {}).allreduce, load, 1e-6);
   }
-  POSEIDON_CHECK_NEAR(LoadOf(model, schemes, 1000, {}).allreduce, 4, 1e-6);
-  POSEIDON_CHECK_NEAR(LoadOf(model, schemes, 0.1, {}).allreduce, 0.5, 1e-6);
+  POSEIDON_CHECK_NEAR(LoadOf(model, choice, 1000, {}).allreduce, 4, 1e-6);
+  POSEIDON_CHECK_NEAR(LoadOf(model, choice, 0.1, {}).allreduce, 0.5, 1e-6);
   // All hidden: a step that takes longer says nothing of the network.
   POSEIDON_CHECK_EQ(LoadOf(Model({Tensor(1, 100)}, 1000), {kA}, 1200, {1.5, 1}).allreduce, 1.5);
 }
@@ -139,26 +164,26 @@ TEST(WithoutAGradientATensorIsSentAtTheEnd) {
 TEST(AnyNumberIsTakenForOneWithinBounds) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   for (double odd : {std::nan(""), kInfinity, -kInfinity, 1e308, -1e308, -1.0, 5e-324}) {
-    for (size_t field = 0; field < 15; ++field) {
+    for (size_t field = 0; field < 16; ++field) {
       StepModel model = Model({Tensor(1, 100, 50, {1, 1, 1, 1}), Tensor(2, 200, 50), Tensor(3, 10, 5)}, 4);
       StepTensor& tensor = model.tensors[1];
-      double* const fields[] = {&model.allreduce.alpha,  &model.allreduce.beta, &model.allgather.alpha,
-                                &model.allgather.beta,   &model.compute,        &model.contention,
-                                &model.fusion_bytes,     &model.copy,           &tensor.ready,
-                                &tensor.allreduce_bytes, &tensor.gather_bytes,  &tensor.cost.local,
-                                &tensor.cost.input,      &tensor.cost.pack,     &tensor.cost.rebuild};
+      double* const fields[] = {
+          &model.allreduce.alpha, &model.allreduce.beta,   &model.allgather.alpha,   &model.allgather.beta,
+          &model.compute,         &model.contention,       &model.fusion_bytes,      &model.copy,
+          &tensor.ready,          &tensor.offers[0].bytes, &tensor.offers[1].bytes,  &tensor.local,
+          &tensor.offers[0].own,  &tensor.offers[1].lead,  &tensor.offers[1].before, &tensor.offers[1].after};
       *fields[field] = odd;
       model.sliced = field % 2 == 0;
       tensor.copied = true;
-      for (const std::vector<Scheme>& schemes : {std::vector<Scheme>{kA, kA, kA}, {kS, kS, kA}, {kA, kS, kS}}) {
-        const StepEstimate estimate = SimulateStep(model, schemes);
+      for (const Choice& choice : {Choice{kA, kA, kA}, {kS, kS, kA}, {kA, kS, kS}}) {
+        const StepEstimate estimate = SimulateStep(model, choice);
         for (double value : {estimate.step, estimate.compute, estimate.channel, estimate.rebuild}) {
           POSEIDON_CHECK(std::isfinite(value) && value >= 0);
         }
         POSEIDON_CHECK(estimate.step >= estimate.compute);
-        const NetworkLoad load = LoadOf(model, schemes, odd, {odd, 1});
+        const NetworkLoad load = LoadOf(model, choice, odd, {odd, 1});
         POSEIDON_CHECK(!(load.allgather < kLeastLoad) && !(load.allgather > kMostLoad));
-        POSEIDON_CHECK(std::isfinite(SimulateStep(UnderLoad(model, {odd, odd}), schemes).step));
+        POSEIDON_CHECK(std::isfinite(SimulateStep(UnderLoad(model, {odd, odd}), choice).step));
       }
     }
   }

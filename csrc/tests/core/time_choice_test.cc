@@ -6,11 +6,12 @@
 #include <random>
 
 #include "tests/check.h"
+#include "tests/core/two_offers.h"
 
 namespace poseidon {
 namespace {
 
-constexpr Scheme kA = Scheme::kAllreduce, kS = Scheme::kSfb;
+constexpr int kA = 0, kS = 1;
 
 // A network of `gbit` Gb/s over which 8 ranks allreduce and gather: ring factors 2 * 7/8 and 7/8.
 StepModel Network(double gbit, double alpha) {
@@ -23,20 +24,48 @@ StepModel Network(double gbit, double alpha) {
 
 // rate: floating point operations per second.
 void AddLayer(StepModel* model, double m, double n, double rows, int ranks, double rate, double ready) {
-  StepTensor tensor;
-  tensor.ready = ready;
-  tensor.allreduce_bytes = 4 * m * n;
-  tensor.gather_bytes = 4 * (m + n) * rows * ranks;
-  tensor.cost.local = tensor.cost.input = 2 * m * n * rows / rate;
-  tensor.cost.rebuild = tensor.cost.local * ranks;
-  tensor.cost.pack = 4 * (m + n) * rows / 5e9;
-  model->tensors.push_back(tensor);
+  LayerCost cost;
+  cost.local = cost.input = 2 * m * n * rows / rate;
+  cost.rebuild = cost.local * ranks;
+  cost.pack = 4 * (m + n) * rows / 5e9;
+  model->tensors.push_back(TwoOffers(ready, 4 * m * n, 4 * (m + n) * rows * ranks, cost));
   model->compute = std::max(model->compute, ready);
 }
 
-TimeChoice Choose(const StepModel& model, const TimeChoiceSettings& settings = {}) {
+struct Limits {
+  double margin = 0.02;
+  double memory_bytes = 2e9;
+};
+
+struct Chosen : TimeChoice {
+  StepEstimate chosen, dense;
+};
+
+// alternative[i]: what tensor i may take instead of its first offer; forced[i]: it has no choice and takes that.
+Chosen ByTime(const StepModel& model, const Choice& alternative, const std::vector<bool>& forced,
+              const Limits& limits = {}, const Choice& current = {}, const std::vector<TriedChoice>& tried = {},
+              double plain_at_most = std::numeric_limits<double>::infinity()) {
+  Allowed allowed;
+  for (size_t i = 0; i < alternative.size(); ++i) {
+    if (forced[i]) {
+      allowed.push_back({alternative[i]});
+    } else {
+      allowed.push_back(alternative[i] == kA ? std::vector<int>{kA} : std::vector<int>{kA, alternative[i]});
+    }
+  }
+  Tuning tuning;
+  tuning.margin = limits.margin;
+  Chosen chosen;
+  static_cast<TimeChoice&>(chosen) =
+      ChooseByTime(model, allowed, limits.memory_bytes, {current, tried, plain_at_most}, tuning);
+  chosen.chosen = SimulateStep(model, chosen.choice);
+  chosen.dense = SimulateStep(model, chosen.plain);
+  return chosen;
+}
+
+Chosen Choose(const StepModel& model, const Limits& limits = {}) {
   const size_t n = model.tensors.size();
-  return ChooseByTime(model, std::vector<Scheme>(n, kS), std::vector<bool>(n, false), settings);
+  return ByTime(model, Choice(n, kS), std::vector<bool>(n, false), limits);
 }
 
 // cases.md 59.
@@ -46,8 +75,8 @@ TEST(SlowNetworkAndLargeLayersChooseFactors) {
   AddLayer(&model, 4096, 4096, 32, 8, 5e12, 0.11);
   AddLayer(&model, 4096, 25088, 32, 8, 5e12, 0.12);
   model.compute = 0.5;
-  const TimeChoice choice = Choose(model);
-  POSEIDON_CHECK_EQ(choice.schemes, std::vector<Scheme>{kS, kS, kS});
+  const Chosen choice = Choose(model);
+  POSEIDON_CHECK_EQ(choice.choice, Choice{kS, kS, kS});
   POSEIDON_CHECK(choice.chosen.step < 0.6 && choice.dense.step > 5);
 }
 
@@ -55,18 +84,18 @@ TEST(FastNetworkAndSmallLayersStayPlain) {
   StepModel model = Network(100, 2e-4);
   for (int i = 0; i < 50; ++i) AddLayer(&model, 256, 256 * (1 + i % 9), 64, 8, 5e12, 0.002 * i);
   model.compute = 0.11;
-  const TimeChoice choice = Choose(model);
-  POSEIDON_CHECK_EQ(choice.schemes, std::vector<Scheme>(50, kA));
+  const Chosen choice = Choose(model);
+  POSEIDON_CHECK_EQ(choice.choice, Choice(50, kA));
   POSEIDON_CHECK_EQ(choice.chosen.step, choice.dense.step);
 }
 
 TEST(SlowProcessorChoosesAllreduceAlthoughFactorsAreFewerBytes) {
   StepModel model = Network(1, 2e-4);
   AddLayer(&model, 2048, 2048, 64, 8, 5e12, 0.1);
-  POSEIDON_CHECK_EQ(Choose(model).schemes, std::vector<Scheme>{kS});
+  POSEIDON_CHECK_EQ(Choose(model).choice, Choice{kS});
   model = Network(1, 2e-4);
   AddLayer(&model, 2048, 2048, 64, 8, 1e9, 10);  // the product of all ranks' rows takes 4 s more
-  POSEIDON_CHECK_EQ(Choose(model).schemes, std::vector<Scheme>{kA});
+  POSEIDON_CHECK_EQ(Choose(model).choice, Choice{kA});
 }
 
 // Within 5% of the best of all 2^n choices in 96 of 100 small random steps, and never far off.
@@ -84,11 +113,11 @@ TEST(SearchComesCloseToTheBestOfAllChoices) {
     }
     double best = 1e9;
     for (unsigned bits = 0; bits < 128; ++bits) {
-      std::vector<Scheme> schemes;
+      Choice schemes;
       for (unsigned i = 0; i < 7; ++i) schemes.push_back((bits >> i) & 1 ? kS : kA);
       best = std::min(best, SimulateStep(model, schemes).step);
     }
-    const TimeChoice choice = Choose(model);
+    const Chosen choice = Choose(model);
     POSEIDON_CHECK(choice.chosen.step <= choice.dense.step + 1e-12);
     POSEIDON_CHECK(choice.chosen.step <= 1.2 * best);
     if (choice.chosen.step > 1.05 * best) ++missed;
@@ -100,39 +129,65 @@ TEST(MemoryLimitKeepsWhatGainsMostPerByte) {
   StepModel model = Network(1, 2e-4);
   AddLayer(&model, 4096, 25088, 32, 8, 5e12, 0.1);
   AddLayer(&model, 1000, 4096, 32, 8, 5e12, 0.1);
-  TimeChoiceSettings settings;
-  settings.gather_memory_bytes = model.tensors[0].gather_bytes;
-  TimeChoice choice = Choose(model, settings);
-  POSEIDON_CHECK_EQ(choice.schemes, std::vector<Scheme>{kS, kA});
+  Limits settings;
+  settings.memory_bytes = model.tensors[0].offers[1].memory_bytes;
+  Chosen choice = Choose(model, settings);
+  POSEIDON_CHECK_EQ(choice.choice, Choice{kS, kA});
   POSEIDON_CHECK_EQ(choice.over_memory, std::vector<bool>{false, true});
-  settings.gather_memory_bytes = 0;
+  settings.memory_bytes = 0;
   choice = Choose(model, settings);
-  POSEIDON_CHECK_EQ(choice.schemes, std::vector<Scheme>{kA, kA});
+  POSEIDON_CHECK_EQ(choice.choice, Choice{kA, kA});
+}
+
+// Three offers for every layer: whole, as factors, and as a third of the bytes for some work before and after.
+TEST(TheBestOfSeveralOffers) {
+  StepModel model = Network(1, 2e-4);
+  AddLayer(&model, 4096, 4096, 8, 8, 5e12, 0.1);     // few rows: factors
+  AddLayer(&model, 1024, 1024, 4096, 8, 5e12, 0.3);  // many: a third of the bytes
+  AddLayer(&model, 64, 64, 4096, 8, 5e12, 0.3);      // small: whole
+  Allowed allowed;
+  for (StepTensor& tensor : model.tensors) {
+    Work third = tensor.offers[0];
+    third.bytes /= 3;
+    third.before = third.after = 2e-3;
+    tensor.offers.push_back(third);
+    allowed.push_back({0, 1, 2});
+  }
+  POSEIDON_CHECK_EQ(ChooseByTime(model, allowed, 2e9).choice, Choice{1, 2, 0});
+  // Among all 27 none is better.
+  double best = 1e9;
+  for (int i = 0; i < 27; ++i) best = std::min(best, SimulateStep(model, {i % 3, i / 3 % 3, i / 9}).step);
+  POSEIDON_CHECK(SimulateStep(model, {1, 2, 0}).step < best + 1e-9 + 0.02 * best);
+  // Where the factors of the first do not fit, its next best does.
+  const TimeChoice limited = ChooseByTime(model, allowed, 1e5);
+  POSEIDON_CHECK_EQ(limited.choice, Choice{2, 2, 0});
+  allowed[1] = {1};
+  POSEIDON_CHECK_EQ(ChooseByTime(model, allowed, 2e9).choice[1], 1);
 }
 
 TEST(ForcedAndImpossible) {
   StepModel model = Network(1, 2e-4);
   AddLayer(&model, 64, 64, 512, 8, 1e9, 0.1);  // never worth it
   AddLayer(&model, 4096, 4096, 32, 8, 5e12, 0.1);
-  const TimeChoice choice = ChooseByTime(model, {kS, kA}, {true, false}, {});
-  POSEIDON_CHECK_EQ(choice.schemes, std::vector<Scheme>{kS, kA});
+  const Chosen choice = ByTime(model, {kS, kA}, {true, false}, {});
+  POSEIDON_CHECK_EQ(choice.choice, Choice{kS, kA});
 }
 
 TEST(ChoiceInForceStaysUnlessTheGainIsReal) {
   StepModel model = Network(1, 2e-4);
   AddLayer(&model, 4096, 4096, 32, 8, 5e12, 0.1);
   AddLayer(&model, 8, 8, 1, 8, 5e12, 0.1);
-  const std::vector<Scheme> alternative = {kS, kS};
+  const Choice alternative = {kS, kS};
   const std::vector<bool> forced = {false, false};
-  const TimeChoice fresh = ChooseByTime(model, alternative, forced, {});
-  std::vector<Scheme> nearly = fresh.schemes;
+  const Chosen fresh = ByTime(model, alternative, forced, {});
+  Choice nearly = fresh.choice;
   nearly[1] = nearly[1] == kA ? kS : kA;  // moves next to nothing
-  TimeChoiceSettings settings;
+  Limits settings;
   settings.margin = 0.05;
-  POSEIDON_CHECK_EQ(ChooseByTime(model, alternative, forced, settings, nearly).schemes, nearly);
-  POSEIDON_CHECK_EQ(ChooseByTime(model, alternative, forced, settings, {kA, kA}).schemes, fresh.schemes);
-  POSEIDON_CHECK_EQ(ChooseByTime(model, alternative, forced, settings, {kA}).schemes,
-                    fresh.schemes);  // of another model
+  POSEIDON_CHECK_EQ(ByTime(model, alternative, forced, settings, nearly).choice, nearly);
+  POSEIDON_CHECK_EQ(ByTime(model, alternative, forced, settings, {kA, kA}).choice, fresh.choice);
+  POSEIDON_CHECK_EQ(ByTime(model, alternative, forced, settings, {kA}).choice,
+                    fresh.choice);  // of another model
 }
 
 // One layer whose factors seem a little better, or a little worse, than its gradient.
@@ -140,21 +195,17 @@ StepModel OneLayer(double gather_bytes) {
   StepModel model;
   model.allreduce = model.allgather = {0, 1};
   model.compute = 1;
-  model.tensors.resize(1);
-  model.tensors[0].ready = 1;
-  model.tensors[0].allreduce_bytes = 10;
-  model.tensors[0].gather_bytes = gather_bytes;
+  model.tensors = {TwoOffers(1, 10, gather_bytes)};
   return model;
 }
 
-std::vector<Scheme> ChooseTried(const StepModel& model, const std::vector<Scheme>& current,
-                                const std::vector<TriedChoice>& tried) {
-  return ChooseByTime(model, {kS}, {false}, {}, current, tried).schemes;
+Choice ChooseTried(const StepModel& model, const Choice& current, const std::vector<TriedChoice>& tried) {
+  return ByTime(model, {kS}, {false}, {}, current, tried).choice;
 }
 
 TEST(AFasterChoiceIsTriedAndLeftWhenItIsNot) {
   const StepModel model = OneLayer(8);
-  const std::vector<Scheme> dense = {kA}, factors = {kS};
+  const Choice dense = {kA}, factors = {kS};
   POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}}), factors);
   POSEIDON_CHECK_EQ(ChooseTried(model, factors, {{dense, 11}, {factors, 15}}), dense);
   POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}, {factors, 15}}), dense);    // not again
@@ -164,22 +215,21 @@ TEST(AFasterChoiceIsTriedAndLeftWhenItIsNot) {
 
 TEST(FactorsThatDisappointGiveWayToAllreduce) {
   const StepModel model = OneLayer(8);
-  POSEIDON_CHECK_EQ(ChooseTried(model, {kS}, {{{kS}, 12}}), std::vector<Scheme>{kA});    // 11 expected
-  POSEIDON_CHECK_EQ(ChooseTried(model, {kS}, {{{kS}, 11.1}}), std::vector<Scheme>{kS});  // too small a gain to try
+  POSEIDON_CHECK_EQ(ChooseTried(model, {kS}, {{{kS}, 12}}), Choice{kA});    // 11 expected
+  POSEIDON_CHECK_EQ(ChooseTried(model, {kS}, {{{kS}, 11.1}}), Choice{kS});  // too small a gain to try
 }
 
 TEST(AFirstStepThatWasFasterSpeaksForAllreduce) {
   StepModel model = OneLayer(8);
   model.allreduce.beta = 4;  // mistaken: 41
-  POSEIDON_CHECK_EQ(ChooseByTime(model, {kS}, {false}, {}, {kS}, {{{kS}, 12}}, 11).schemes, std::vector<Scheme>{kA});
-  POSEIDON_CHECK_EQ(ChooseByTime(model, {kS}, {false}, {}, {kS}, {{{kS}, 12}}, 13).schemes, std::vector<Scheme>{kS});
-  POSEIDON_CHECK_EQ(ChooseByTime(model, {kS}, {false}, {}, {kS}, {{{kS}, 12}, {{kA}, 14}}, 11).schemes,
-                    std::vector<Scheme>{kS});
+  POSEIDON_CHECK_EQ(ByTime(model, {kS}, {false}, {}, {kS}, {{{kS}, 12}}, 11).choice, Choice{kA});
+  POSEIDON_CHECK_EQ(ByTime(model, {kS}, {false}, {}, {kS}, {{{kS}, 12}}, 13).choice, Choice{kS});
+  POSEIDON_CHECK_EQ(ByTime(model, {kS}, {false}, {}, {kS}, {{{kS}, 12}, {{kA}, 14}}, 11).choice, Choice{kS});
 }
 
 TEST(AShortLookIsTakenAgain) {
   const StepModel model = OneLayer(8);
-  const std::vector<Scheme> dense = {kA}, factors = {kS};
+  const Choice dense = {kA}, factors = {kS};
   POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}, {factors, 12, 0.1}}), factors);
   POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}, {factors, 12, 0.4}}), dense);
   POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}, {factors, 20, 0.1}}), dense);  // far off
@@ -190,35 +240,35 @@ TEST(AShortLookIsTakenAgain) {
 
 TEST(ShortStepsAreTriedWithoutMuchAdo) {
   StepModel model = OneLayer(14);  // factors are predicted to take 15 against 11
-  const std::vector<Scheme> dense = {kA}, factors = {kS};
+  const Choice dense = {kA}, factors = {kS};
   POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}}), dense);
   model.compute = model.tensors[0].ready = 0.001;
   model.allreduce.beta = model.allgather.beta = 0.001;
   POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 0.011}}), factors);
   POSEIDON_CHECK_EQ(ChooseTried(model, factors, {{dense, 0.011}, {factors, 0.015}}), dense);
-  model.tensors[0].gather_bytes = 18;  // far off
+  SetGatherBytes(&model.tensors[0], 18);  // far off
   POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 0.011}}), dense);
-  model.tensors[0].gather_bytes = 8;
+  SetGatherBytes(&model.tensors[0], 8);
   POSEIDON_CHECK_EQ(ChooseTried(model, factors, {{factors, 0.009}}), dense);
 }
 
 TEST(WhereTheModelExplainsLittleTheFewestBytesGetATurn) {
   StepModel model = OneLayer(8);
   model.allreduce.beta = 0.1;  // mistaken: 2
-  const std::vector<Scheme> dense = {kA}, factors = {kS};
+  const Choice dense = {kA}, factors = {kS};
   POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}}), factors);
   POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 3}}), dense);
   POSEIDON_CHECK_EQ(ChooseTried(model, factors, {{dense, 11}, {factors, 15}}), dense);
   POSEIDON_CHECK_EQ(ChooseTried(model, factors, {{dense, 11}, {factors, 9}}), factors);
-  model.tensors[0].gather_bytes = 21;  // more than a ring sends of the gradient
+  SetGatherBytes(&model.tensors[0], 21);  // more than a ring sends of the gradient
   POSEIDON_CHECK_EQ(ChooseTried(model, dense, {{dense, 11}}), dense);
 }
 
 TEST(WhatWasTriedUnderAnotherLimitDoesNotCount) {
-  TimeChoiceSettings settings;
-  settings.gather_memory_bytes = 4;
-  const auto choice = ChooseByTime(OneLayer(8), {kS}, {false}, settings, {kA}, {{{kS}, 1}, {{kA}, 11}});
-  POSEIDON_CHECK_EQ(choice.schemes, std::vector<Scheme>{kA});
+  Limits settings;
+  settings.memory_bytes = 4;
+  const auto choice = ByTime(OneLayer(8), {kS}, {false}, settings, {kA}, {{{kS}, 1}, {{kA}, 11}});
+  POSEIDON_CHECK_EQ(choice.choice, Choice{kA});
 }
 
 TEST(AnyNumberLeadsToAChoice) {
@@ -226,11 +276,10 @@ TEST(AnyNumberLeadsToAChoice) {
   for (double odd : {kNaN, kInfinity, -kInfinity, 1e308, 1e300, -1.0}) {
     StepModel model = Network(1, 2e-4);
     for (int i = 0; i < 3; ++i) AddLayer(&model, 1000, 1000, 32, 8, 5e12, 0.1 * (i + 1));
-    const auto sound = [&](const StepModel& given, const TimeChoiceSettings& settings, double seconds) {
+    const auto sound = [&](const StepModel& given, const Limits& settings, double seconds) {
       const TriedChoice tried{{kA, kA, kS}, seconds, seconds, 5};
-      const TimeChoice choice =
-          ChooseByTime(given, {kS, kS, kS}, {false, false, true}, settings, {kA, kA, kS}, {tried}, seconds);
-      POSEIDON_CHECK(choice.schemes.size() == 3 && choice.over_memory.size() == 3 && choice.schemes[2] == kS);
+      const Chosen choice = ByTime(given, {kS, kS, kS}, {false, false, true}, settings, {kA, kA, kS}, {tried}, seconds);
+      POSEIDON_CHECK(choice.choice.size() == 3 && choice.over_memory.size() == 3 && choice.choice[2] == kS);
       POSEIDON_CHECK(std::isfinite(choice.chosen.step) && std::isfinite(choice.dense.step));
     };
     sound(model, {}, odd);
@@ -240,8 +289,8 @@ TEST(AnyNumberLeadsToAChoice) {
     huge.allreduce = huge.allgather = {odd, odd};
     sound(huge, {}, 1);
     huge = model;
-    huge.tensors[0].ready = huge.tensors[1].gather_bytes = odd;
-    huge.tensors[1].cost = {odd, odd, odd, odd};
+    huge.tensors[0].ready = odd;
+    huge.tensors[1] = TwoOffers(0.2, 1000, odd, {odd, odd, odd, odd});
     sound(huge, {odd, odd}, odd);
   }
 }

@@ -1,8 +1,11 @@
 // Any numbers at all in the models that rank 0 chooses by.
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/base/bounds.h"
 #include "core/plan/dense_layout.h"
+#include "core/plan/network_load.h"
 #include "core/plan/time_choice.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -56,48 +59,50 @@ bool Run(const Bytes& input) {
     *number = choices.Double();
   }
   const double observed = choices.Double();
-  TimeChoiceSettings settings{choices.Double(), choices.Double()};
-  std::vector<Scheme> schemes, alternative;
-  std::vector<bool> forced;
+  Tuning tuning;
+  tuning.margin = choices.Double();
+  const double memory_bytes = choices.Double();
+  Choice choice;
+  Allowed allowed;
   std::vector<DenseTensor> dense;
   for (size_t i = 0; i < count; ++i) {
     StepTensor tensor;
-    for (double* number : {&tensor.ready, &tensor.allreduce_bytes, &tensor.gather_bytes, &tensor.cost.local,
-                           &tensor.cost.input, &tensor.cost.pack, &tensor.cost.rebuild}) {
-      *number = choices.Double();
-    }
-    tensor.carrier = static_cast<int>(choices.Below(count + 1)) - 1;
+    tensor.ready = choices.Double();
+    tensor.offers.resize(1 + i % 3);
+    for (Work& work : tensor.offers) work.bytes = work.memory_bytes = choices.Double();
+    Work& last = tensor.offers.back();
+    for (double* number : {&tensor.local, &last.lead, &last.before, &last.after, &last.own}) *number = choices.Double();
+    last.covers = {static_cast<int>(choices.Below(count + 2)) - 1};
     tensor.slice = static_cast<int>(choices.Below(3)) - 1;
-    const size_t kind = choices.Below(16), choice = choices.Below(16);
+    const size_t kind = choices.Below(16), bits = choices.Below(16);
     tensor.copied = (kind & 1) != 0;
-    tensor.allreduce_kind = static_cast<uint8_t>(kind >> 1 & 1);
-    tensor.gather_kind = static_cast<uint8_t>(kind >> 2);
-    schemes.push_back((choice & 1) != 0 ? Scheme::kSfb : Scheme::kAllreduce);
-    alternative.push_back((choice & 2) != 0 ? Scheme::kSfb : Scheme::kAllreduce);
-    forced.push_back((choice & 12) == 12);
-    model.sliced = model.sliced || choice == 15;
-    model.tensors.push_back(tensor);
-    dense.push_back({static_cast<int>(i), tensor.allreduce_bytes, tensor.ready, tensor.allreduce_kind});
+    last.kind = static_cast<uint8_t>(kind >> 2);
+    last.collective = (kind & 2) != 0 ? Collective::kAllgather : Collective::kAllreduce;
+    choice.push_back(static_cast<int>(bits % tensor.offers.size()));
+    allowed.push_back({static_cast<int>(tensor.offers.size()) - 1});
+    for (int offer = 0; offer + 1 < static_cast<int>(tensor.offers.size()) && (bits & 8) == 0; ++offer) {
+      allowed.back().insert(allowed.back().begin(), offer);
+    }
+    model.sliced = model.sliced || bits == 15;
+    dense.push_back({static_cast<int>(i), tensor.offers[0].bytes, tensor.ready, tensor.offers[0].kind});
+    model.tensors.push_back(std::move(tensor));
   }
-  FUZZ_REQUIRE(IsEstimate(SimulateStep(model, schemes)));
-  const NetworkLoad load = LoadOf(model, schemes, observed, {});
+  FUZZ_REQUIRE(IsEstimate(SimulateStep(model, choice)));
+  const NetworkLoad load = LoadOf(model, choice, observed, {});
   FUZZ_REQUIRE(IsWithin(load.allreduce, kLeastLoad, kMostLoad) && IsWithin(load.allgather, kLeastLoad, kMostLoad));
-  const TriedChoice tried{schemes, observed, settings.margin, 3};
-  const TimeChoice choice =
-      ChooseByTime(UnderLoad(model, load), alternative, forced, settings, schemes, {tried}, observed);
-  FUZZ_REQUIRE(choice.schemes.size() == count && choice.dense_schemes.size() == count &&
-               choice.over_memory.size() == count);
-  FUZZ_REQUIRE(IsEstimate(choice.chosen) && IsEstimate(choice.dense));
+  const Past past{choice, {{choice, observed, tuning.margin, 3}}, observed};
+  const TimeChoice chosen = ChooseByTime(UnderLoad(model, load), allowed, memory_bytes, past, tuning);
+  FUZZ_REQUIRE(chosen.choice.size() == count && chosen.plain.size() == count && chosen.over_memory.size() == count);
+  FUZZ_REQUIRE(IsEstimate(SimulateStep(model, chosen.choice)));
   for (size_t i = 0; i < count; ++i) {
-    FUZZ_REQUIRE(choice.schemes[i] == Scheme::kAllreduce ? !forced[i] || alternative[i] == Scheme::kAllreduce
-                                                         : choice.schemes[i] == alternative[i]);
+    FUZZ_REQUIRE(std::count(allowed[i].begin(), allowed[i].end(), chosen.choice[i]) == 1);
   }
-  CheckLayout(LayOutLazily(dense, observed, settings.margin), dense);
+  CheckLayout(LayOutLazily(dense, observed, tuning.margin), dense);
   CheckLayout(LayOutMerged(dense, model.allreduce), dense);
   CheckLayout(LayOutByPriority(dense, observed, model.allreduce), dense);
   std::vector<Trial> trials;
   for (const StepTensor& tensor : model.tensors) {
-    trials.push_back({tensor.allreduce_bytes, {tensor.ready, tensor.cost.local}});
+    trials.push_back({tensor.offers[0].bytes, {tensor.ready, tensor.local}});
   }
   const AlphaBeta fit = FitAlphaBeta(trials).model;
   FUZZ_REQUIRE(IsWithin(fit.alpha, 0, kMostAlpha) && IsWithin(fit.beta, 0, kMostBeta));

@@ -2,8 +2,8 @@
 #include <limits>
 
 #include "core/base/bounds.h"
+#include "core/plan/chooser.h"
 #include "core/plan/plan.h"
-#include "core/plan/selector.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace poseidon {
@@ -16,11 +16,16 @@ Plan Small(DenseMethod method, std::vector<DenseSlice> slices) {
   plan.reconstruct_threads = 1;
   plan.made_at_step = 3;
   plan.network = {{1e-3, 2e-9}, {5e-4, 1e-9}, 0.25, true};
-  plan.prediction = {true, {0.1, 0.05, 0.03, 0.01}, {0.2, 0.1, 0.1, 0}, {1.25, 2.5}, 0};
-  plan.decisions.push_back({"fc.weight", Scheme::kSfb, 8e4, 1e4, -1, 0.1, 0.01, 64, "bytes", false});
-  plan.decisions.push_back({"a", Scheme::kAllreduce, 400, -1, -1, 0.01, -1, 0, "not a linear weight", false});
-  plan.decisions.push_back({"b", Scheme::kAllreduce, 400, -1, -1, -1, -1, 0, "", true});
-  plan.decisions.push_back({"table", Scheme::kRowSparse, 1e6, -1, 2e3, -1, -1, 50, "bytes", false});
+  plan.prediction = {true, {0.1, 0.05, 0.03, 0.01}, {0.2, 0.1, 0.1, 0}, {1.25, 2.5}};
+  plan.decisions.push_back(
+      {"fc.weight", Scheme::kSfb, {{Scheme::kAllreduce, 8e4, 0.1, ""}, {Scheme::kSfb, 1e4, 0.01, ""}}, 64, "bytes"});
+  plan.decisions.push_back({"a", Scheme::kAllreduce, {{Scheme::kAllreduce, 400, 0.01, ""}}, 0, "not a linear weight"});
+  plan.decisions.push_back({"b", Scheme::kAllreduce, {{Scheme::kAllreduce, 400, -1, ""}}, 0, "", true});
+  plan.decisions.push_back({"table",
+                            Scheme::kRowSparse,
+                            {{Scheme::kAllreduce, 1e6, -1, "sparse"}, {Scheme::kRowSparse, 2e3, -1, ""}},
+                            50,
+                            "bytes"});
   plan.dense_method = method;
   plan.slices = std::move(slices);
   return plan;
@@ -28,7 +33,7 @@ Plan Small(DenseMethod method, std::vector<DenseSlice> slices) {
 
 std::vector<Bytes> Seeds() {
   return {EncodePlan(Plan{}), EncodePlan(Small(DenseMethod::kLazy, {{{2, 1}}})),
-          EncodePlan(Small(DenseMethod::kHorovod, {})),
+          EncodePlan(Small(DenseMethod::kFused, {})),
           EncodePlan(Small(DenseMethod::kPriority, {{{2}, 0, 3}, {{1}, 0, 1}, {{2}, 1, 3}, {{2}, 2, 3}}))};
 }
 
@@ -38,24 +43,23 @@ void Use(const Plan& plan, const std::vector<LocalTensor>& local) {
   for (const DenseSlice& slice : plan.slices) {
     for (int index : slice.tensors) sent.at(index) += 1.0 / slice.parts;
   }
-  MergedProfile profile;
-  for (const LocalTensor& tensor : local) {
-    profile.tensors.emplace_back();
-    profile.tensors.back().base.name = tensor.name;
-    profile.tensors.back().base.shape = tensor.shape;
-    const double times = sent[profile.tensors.size() - 1];
-    FUZZ_REQUIRE(times == 0 || IsWithin(times, 0.9999, 1.0001));
+  Question question;
+  for (size_t i = 0; i < local.size(); ++i) {
+    question.profile.tensors.emplace_back();
+    question.profile.tensors.back().base.name = local[i].name;
+    question.profile.tensors.back().base.shape = local[i].shape;
+    FUZZ_REQUIRE(sent[i] == 0 || IsWithin(sent[i], 0.9999, 1.0001));
   }
-  TimeInputs inputs;
-  inputs.network = plan.network;
-  inputs.slices = plan.slices;
-  inputs.load = plan.prediction.load;
-  SelectorSettings settings;
-  settings.size = plan.size;
-  std::vector<Scheme> schemes;
-  for (const TensorDecision& decision : plan.decisions) schemes.push_back(decision.scheme);
-  const StepModel model = UnderLoad(MakeStepModel(profile, plan.decisions, settings, inputs), plan.prediction.load);
-  FUZZ_REQUIRE(IsWithin(SimulateStep(model, schemes).step, 0, std::numeric_limits<double>::max()));
+  question.profile.step_seconds = 1;
+  question.measured.network = plan.network;
+  ChooserSettings settings;
+  settings.setting.size = plan.size;
+  settings.policy = Policy::kTime;
+  Trials trials;
+  trials.Observe(plan.decisions, plan.slices, 1, 1);
+  trials.load = plan.prediction.load;
+  const Plan next = Choose(question, settings, &trials);
+  FUZZ_REQUIRE(IsWithin(next.prediction.chosen.step, 0, std::numeric_limits<double>::max()));
 }
 
 bool Run(const Bytes& input) {

@@ -6,10 +6,9 @@
 
 #include "core/base/bounds.h"
 #include "core/model/cost_model.h"
-#include "core/plan/dense_choice.h"
+#include "core/plan/chooser.h"
 #include "core/plan/plan.h"
 #include "core/plan/profile.h"
-#include "core/plan/selector.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace poseidon {
@@ -86,54 +85,40 @@ double OddNumber(Choices* choices) {
   return kNumbers[choices->Below(std::size(kNumbers))];
 }
 
-TimeInputs SomeInputs(Choices* choices, size_t tensors) {
-  TimeInputs inputs;
-  inputs.network = {{OddNumber(choices), OddNumber(choices)}, {OddNumber(choices), OddNumber(choices)}, 0, false};
-  inputs.network_given = choices->Flag();
-  inputs.contention = OddNumber(choices);
-  inputs.copy = OddNumber(choices);
-  inputs.costs.resize(choices->Below(tensors + 1));
-  for (LayerCost& cost : inputs.costs) {
+Measured SomeMeasured(Choices* choices, size_t tensors) {
+  Measured measured;
+  measured.network = {{OddNumber(choices), OddNumber(choices)}, {OddNumber(choices), OddNumber(choices)}, 0, false};
+  measured.network_given = choices->Flag();
+  measured.contention = OddNumber(choices);
+  measured.copy = OddNumber(choices);
+  measured.costs.resize(choices->Below(tensors + 1));
+  for (LayerCost& cost : measured.costs) {
     cost = {OddNumber(choices), OddNumber(choices), OddNumber(choices), OddNumber(choices)};
   }
-  if (choices->Flag()) inputs.settings.gather_memory_bytes = OddNumber(choices);
-  return inputs;
+  return measured;
 }
 
 bool MayShare(const MergedTensor& merged) {
   return !merged.sparse && IsFloating(merged.base.dtype) && NumElements(merged.base.shape) > 0;
 }
 
-// What Session does with a merged profile; the plan must reach every rank.
-void Plan_(const MergedProfile& merged, const SelectorSettings& settings, const DenseSettings& dense, Choices* choices,
-           TimeInputs* inputs) {
-  std::vector<SchemeOverride> overrides;
-  for (size_t i = choices->Below(merged.tensors.size() + 1); i > 0; --i) {
-    overrides.push_back(static_cast<SchemeOverride>(choices->Below(4)));
-  }
-  std::vector<bool> may_share;
-  for (const MergedTensor& tensor : merged.tensors) may_share.push_back(MayShare(tensor));
-  Plan plan;
-  plan.size = settings.size;
-  if (inputs != nullptr) plan.network = inputs->network;
-  plan.decisions = Select(merged, overrides, settings, inputs, &plan.prediction);
-  plan.dense_method = dense.method;
-  plan.slices = ChooseLayout(merged, plan.decisions, may_share, settings, dense, inputs, &plan.prediction);
+// What the agreement does with a merged profile; the plan must reach every rank.
+void Plan_(const Question& question, ChooserSettings settings, Choices* choices, Trials* trials) {
+  const std::vector<MergedTensor>& tensors = question.profile.tensors;
+  constexpr SchemeOverride kWishes[] = {SchemeOverride::kAuto, SchemeOverride::kAllreduce, SchemeOverride::kSfb,
+                                        SchemeOverride::kRowSparse};
+  for (size_t i = choices->Below(tensors.size() + 1); i > 0; --i) settings.wishes.push_back(kWishes[choices->Below(4)]);
+  const Plan plan = Choose(question, settings, trials);
   const Bytes bytes = EncodePlan(plan);
   Plan read;
   FUZZ_REQUIRE(DecodePlan(bytes.data(), bytes.size(), &read).ok());
   FUZZ_REQUIRE(EncodePlan(read) == bytes);
   std::vector<LocalTensor> local;
-  for (const MergedTensor& tensor : merged.tensors) local.push_back({tensor.base.name, tensor.base.shape});
-  const Status fits = CheckPlan(read, settings.size, local);
+  for (const MergedTensor& tensor : tensors) local.push_back({tensor.base.name, tensor.base.shape});
+  const Status fits = CheckPlan(read, settings.setting.size, local);
   if (!fits.ok()) std::fprintf(stderr, "%s\n", fits.message().c_str());
   FUZZ_REQUIRE(fits.ok());
-  if (inputs == nullptr) return;
-  inputs->current.clear();
-  for (const TensorDecision& decision : read.decisions) inputs->current.push_back(decision.scheme);
-  inputs->tried = {{inputs->current, merged.step_seconds, merged.step_seconds, 3}};
-  inputs->slices = read.slices;
-  inputs->load = read.prediction.load;
+  trials->Observe(read.decisions, read.slices, question.profile.step_seconds, 3);
 }
 
 bool Run(const Bytes& input) {
@@ -165,18 +150,19 @@ bool Run(const Bytes& input) {
     }
   }
   FUZZ_REQUIRE(MergeProfiles(ranks, &merged).ok() && merged.tensors.size() == profile.tensors.size());
-  SelectorSettings settings;
-  settings.size = static_cast<int>(ranks.size());
+  ChooserSettings settings;
+  settings.setting.size = static_cast<int>(ranks.size());
   settings.policy = static_cast<Policy>(choices.Below(4));
-  settings.fp16_wire = choices.Flag();
-  DenseSettings dense;
-  dense.method = static_cast<DenseMethod>(choices.Below(static_cast<size_t>(DenseMethod::kAuto) + 1));
-  dense.theta = int64_t{1} << choices.Below(40);
-  TimeInputs inputs = SomeInputs(&choices, merged.tensors.size());
-  const bool by_time = choices.Flag();
-  for (int revision = 0; revision < 2; ++revision) {
-    Plan_(merged, settings, dense, &choices, by_time ? &inputs : nullptr);
-  }
+  if (choices.Flag()) settings.setting.wire.codec = &HalfCodec();
+  settings.dense.method = static_cast<DenseMethod>(choices.Below(static_cast<size_t>(DenseMethod::kAuto) + 1));
+  settings.dense.theta = int64_t{1} << choices.Below(40);
+  if (choices.Flag()) settings.gather_memory_bytes = OddNumber(&choices);
+  Question question;
+  question.profile = merged;
+  if (choices.Flag()) question.measured = SomeMeasured(&choices, merged.tensors.size());
+  for (const MergedTensor& tensor : merged.tensors) question.may_share.push_back(MayShare(tensor));
+  Trials trials;
+  for (int revision = 0; revision < 2; ++revision) Plan_(question, settings, &choices, &trials);
   return true;
 }
 

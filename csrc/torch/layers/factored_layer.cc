@@ -31,8 +31,8 @@ at::Tensor MarkedElement(const at::Tensor& gradient) {
 
 }  // namespace
 
-FactoredLayer::FactoredLayer(Kind kind, std::string name, at::Tensor weight, bool fp16_wire, double scale)
-    : scale_(scale), kind_(kind), name_(std::move(name)), weight_(std::move(weight)), fp16_wire_(fp16_wire) {
+FactoredLayer::FactoredLayer(Kind kind, std::string name, at::Tensor weight, const WireFormat& wire, double scale)
+    : scale_(scale), kind_(kind), name_(std::move(name)), weight_(std::move(weight)), wire_format_(wire) {
   targets_[kWeight].param = weight_;
 }
 
@@ -125,7 +125,7 @@ void FactoredLayer::Reserve(int64_t rows) {
 }
 
 bool FactoredLayer::Accepts(at::ScalarType type) const {
-  return fp16_wire_ || at::promote_types(type, wire_type()) == wire_type();
+  return wire_format_.codec->lossy() || at::promote_types(type, wire_type()) == wire_type();
 }
 
 void FactoredLayer::EndPass(Part part, int walk) {
@@ -348,7 +348,7 @@ Status FactoredLayer::PrepareExtra(Part part, bool has_extra, Buffer* wire) {
                   [&] {
                     Target& t = targets_[part];
                     const DType dtype = ToDType(t.result.scalar_type());
-                    const DType wire_dtype = AllreduceWireDType(dtype, fp16_wire_);
+                    const DType wire_dtype = wire_format_.Reduced(dtype);
                     if (has_extra) {
                       at::Tensor dense = t.local.layout() == at::kStrided ? t.local : t.local.to_dense();
                       t.wire = dense.to(ToScalarType(wire_dtype)).contiguous();

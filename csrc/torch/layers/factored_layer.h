@@ -13,6 +13,7 @@
 #include <string>
 
 #include "core/plan/profile.h"
+#include "core/schemes/codec.h"
 #include "core/schemes/factor_layout.h"
 #include "core/schemes/scheme.h"
 #include "core/schemes/sfb_exchange.h"
@@ -40,7 +41,7 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
     bool sparse = false;  // an embedding's gradient is a sparse tensor
   };
 
-  FactoredLayer(Kind kind, std::string name, at::Tensor weight, bool fp16_wire, double scale);
+  FactoredLayer(Kind kind, std::string name, at::Tensor weight, const WireFormat& wire, double scale);
 
   Kind kind() const { return kind_; }
   Scheme scheme() const { return kind_ == Kind::kLinear ? Scheme::kSfb : Scheme::kRowSparse; }
@@ -179,7 +180,7 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   // The end of the step: the result becomes visible in .grad.
   virtual Status TakeResult(Target& target);
 
-  bool fp16_wire() const { return fp16_wire_; }
+  const WireFormat& wire_format() const { return wire_format_; }
 
   const double scale_;  // of the sum over all ranks: 1/size for an average
   FactorLayout layout_;
@@ -209,7 +210,7 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   const Kind kind_;
   const std::string name_;
   const at::Tensor weight_;
-  const bool fp16_wire_;
+  const WireFormat wire_format_;
   std::atomic<Mode> mode_{Mode::kProfile};
 
   Settings settings_;

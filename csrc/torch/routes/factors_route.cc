@@ -68,8 +68,8 @@ bool FactorsRoute::NothingElseCanAdd(int walk) const {
   const int64_t live[] = {layer_->live_weight_edges, layer_->live_bias_edges};
   for (size_t part = 0; part < members().size(); ++part) {
     const Parameter& p = *members()[part];
-    if (p.counter.remaining() != 1 || !p.hook.accumulator) return false;
-    if (static_cast<int64_t>(p.hook.accumulator.use_count()) != 1 + live[part]) return false;
+    if (p.counter.remaining() != 1 || !p.hook.accumulator()) return false;
+    if (static_cast<int64_t>(p.hook.accumulator().use_count()) != 1 + live[part]) return false;
   }
   return true;
 }
@@ -170,8 +170,9 @@ std::shared_ptr<Route> MakeFactorsRoute(const RouteRequest& request) {
   FactoredLayer::Settings settings;
   if (has_bias) settings.bias = bias->tensor;
   settings.factor_type = ToScalarType(profile.factor_dtype);
-  settings.wire_type = ToScalarType(FactorWireDType(profile.factor_dtype, options.factors_half()));
-  settings.max_elements = options.max_gathered_elements / options.size;
+  settings.wire_type = ToScalarType(request.context.wire_format.Gathered(profile.factor_dtype));
+  settings.max_elements =
+      std::min(options.max_gathered_elements, request.context.wire_format.traits.max_elements) / options.size;
   settings.sparse = weight.agreed.sparse;
   weight.candidates.layer->StartCapture(settings);
   return std::make_shared<FactorsRoute>(request.context, weight.candidates.layer, weight, has_bias ? &*bias : nullptr);

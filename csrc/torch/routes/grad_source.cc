@@ -10,9 +10,13 @@
 
 namespace poseidon {
 
-GradSource::GradSource(std::string name, at::Tensor param, CompressionKind compression,
+GradSource::GradSource(std::string name, at::Tensor param, CompressionKind compression, const WireFormat& format,
                        std::function<at::Tensor(const at::Tensor&)> compress)
-    : name_(std::move(name)), param_(std::move(param)), compression_(compression), compress_(std::move(compress)) {}
+    : name_(std::move(name)),
+      param_(std::move(param)),
+      compression_(compression),
+      format_(format),
+      compress_(std::move(compress)) {}
 
 Status GradSource::PrepareWire(Buffer* wire) {
   return Catching("Cannot prepare the gradient of " + name_ + " for sending", [&] {
@@ -27,7 +31,7 @@ Status GradSource::PrepareWire(Buffer* wire) {
       restore_ = false;
     } else {
       const DType dtype = ToDType(dense.scalar_type());
-      const DType wire_dtype = AllreduceWireDType(dtype, compression_ == CompressionKind::kFp16);
+      const DType wire_dtype = format_.Reduced(dtype);
       wire_ = wire_dtype == dtype ? dense.contiguous() : dense.to(ToScalarType(wire_dtype)).contiguous();
       restore_ = grad_.layout() == at::kStrided && !wire_.is_alias_of(grad_);
     }

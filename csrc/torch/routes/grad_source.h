@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 
+#include "core/schemes/codec.h"
 #include "core/schemes/dense_exchange.h"
 
 namespace poseidon {
@@ -15,8 +16,8 @@ enum class CompressionKind { kNone, kFp16, kPython };
 
 class GradSource final : public DenseSource {
  public:
-  // compress: for kPython; returns the tensor to send. May take Python's lock.
-  GradSource(std::string name, at::Tensor param, CompressionKind compression,
+  // format: for all but kPython. compress: for kPython; returns the tensor to send. May take Python's lock.
+  GradSource(std::string name, at::Tensor param, CompressionKind compression, const WireFormat& format,
              std::function<at::Tensor(const at::Tensor&)> compress);
 
   // A missing gradient is sent, and becomes, zeros: another rank may have one.
@@ -35,6 +36,7 @@ class GradSource final : public DenseSource {
   const std::string name_;
   at::Tensor param_;
   const CompressionKind compression_;
+  const WireFormat format_;
   const std::function<at::Tensor(const at::Tensor&)> compress_;
   at::Tensor grad_;  // as of PrepareWire; a strided one over the same memory
   at::Tensor wire_;

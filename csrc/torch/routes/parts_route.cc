@@ -58,8 +58,8 @@ PartsRoute::PartsRoute(RouteContext& context, Parameter& parameter, int parts, s
 std::shared_ptr<DenseExchange> PartsRoute::AddPart(int part, size_t position) {
   const Parameter& p = *members().front();
   const std::string name = context_.WireName("part", p.name + "." + std::to_string(part));
-  const Reduction reduction =
-      KeptFromFusion(context_.options.reduction, ToDType(context_.DenseWireType(p)), static_cast<int>(position));
+  const Reduction reduction = context_.engine->transport().KeepApart(
+      context_.options.reduction, ToDType(context_.DenseWireType(p)), static_cast<int>(position));
   auto exchange = std::make_shared<DenseExchange>(name, std::vector<DenseExchange::Member>{{name, whole_->Part(part)}},
                                                   reduction, context_.options.process_set, context_.options.size);
   parts_.push_back({exchange, position});

@@ -8,7 +8,7 @@ namespace poseidon {
 
 namespace {
 
-std::map<std::string, MakeRoute>& Routes() {
+std::map<std::string, MakeRoute>& AllRoutes() {
   static auto* routes = new std::map<std::string, MakeRoute>{
       {"sfb", MakeFactorsRoute},
       {"row-sparse", MakeFactorsRoute},
@@ -18,11 +18,11 @@ std::map<std::string, MakeRoute>& Routes() {
 
 }  // namespace
 
-MakeRoute FindRoute(const std::string& scheme) {
-  const auto found = Routes().find(scheme);
-  return found == Routes().end() ? nullptr : found->second;
+MakeRoute FindRoute(Scheme scheme) {
+  const auto found = AllRoutes().find(Name(scheme));
+  return found == AllRoutes().end() ? nullptr : found->second;
 }
 
-void RegisterRoute(const std::string& scheme, MakeRoute make) { Routes()[scheme] = make; }
+void RegisterRoute(const std::string& scheme, MakeRoute make) { AllRoutes()[scheme] = make; }
 
 }  // namespace poseidon

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/plan/profile.h"
+#include "core/schemes/scheme.h"
 #include "torch/routes/route.h"
 
 namespace poseidon {
@@ -20,8 +21,8 @@ struct RouteRequest {
 
 using MakeRoute = std::shared_ptr<Route> (*)(const RouteRequest&);
 
-// Null: the scheme is an allreduce, or Horovod's sparse allgather, and its route comes from the layout.
-MakeRoute FindRoute(const std::string& scheme);
+// Null: the scheme is an allreduce, or an allgather of a sparse gradient, and the layout has its route.
+MakeRoute FindRoute(Scheme scheme);
 // At start-up, before any session. The name is the scheme's (core/schemes).
 void RegisterRoute(const std::string& scheme, MakeRoute make);
 

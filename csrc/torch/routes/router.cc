@@ -85,11 +85,11 @@ void Router::GiveUp(Parameter& p) {
 
 void Router::Follow(const Plan& plan, const MergedProfile& merged) {
   for (Parameter& p : parameters_) {
-    if (HasOwnScheme(p) && FindRoute(Name(plan.decisions[p.index].scheme)) == nullptr) GiveUp(p);
+    if (HasOwnScheme(p) && FindRoute(plan.decisions[p.index].scheme) == nullptr) GiveUp(p);
   }
   if (plan.slices != slices_ || plan.dense_method != method_) LayOut(plan);
   for (Parameter& p : parameters_) {
-    const MakeRoute make = FindRoute(Name(plan.decisions[p.index].scheme));
+    const MakeRoute make = FindRoute(plan.decisions[p.index].scheme);
     if (make == nullptr || scheme_[p.index]) continue;
     const std::shared_ptr<Route> route = make({context_, p, merged.tensors[p.index], parameters_});
     for (const Parameter* member : route->members()) scheme_[member->index] = route;

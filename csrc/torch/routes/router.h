@@ -42,7 +42,7 @@ class Router {
   std::vector<std::shared_ptr<Route>> sparse_;
   std::vector<std::shared_ptr<Route>> dense_;  // of the layout, or of the user's groups
   std::vector<DenseSlice> slices_;             // the layout in force
-  DenseMethod method_ = DenseMethod::kHorovod;
+  DenseMethod method_ = DenseMethod::kFused;
 };
 
 }  // namespace poseidon

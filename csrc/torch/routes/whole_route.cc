@@ -6,7 +6,7 @@ namespace poseidon {
 
 std::shared_ptr<GradSource> NewGradSource(const RouteContext& context, const Parameter& p) {
   return std::make_shared<GradSource>(
-      p.name, p.tensor, context.options.compression,
+      p.name, p.tensor, context.options.compression, context.wire_format,
       [compress = context.options.compress, index = p.index](const at::Tensor& grad) { return compress(index, grad); });
 }
 

@@ -21,8 +21,8 @@ at::Tensor ToTensor(const std::vector<uint32_t>& ids) {
 
 }  // namespace
 
-EmbeddingLayer::EmbeddingLayer(std::string name, at::Tensor weight, bool fp16_wire, double scale)
-    : FactoredLayer(Kind::kEmbedding, std::move(name), std::move(weight), fp16_wire, scale) {}
+EmbeddingLayer::EmbeddingLayer(std::string name, at::Tensor weight, const WireFormat& wire, double scale)
+    : FactoredLayer(Kind::kEmbedding, std::move(name), std::move(weight), wire, scale) {}
 
 FactorLayout EmbeddingLayer::LayoutFor(at::ScalarType wire_type) const {
   return {IdElements(ToDType(wire_type)), weight().size(1)};

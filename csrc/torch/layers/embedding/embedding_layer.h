@@ -15,7 +15,7 @@ namespace poseidon {
 
 class EmbeddingLayer final : public FactoredLayer {
  public:
-  EmbeddingLayer(std::string name, at::Tensor weight, bool fp16_wire, double scale);
+  EmbeddingLayer(std::string name, at::Tensor weight, const WireFormat& wire, double scale);
 
   // ---- Step 0 (embedding_profile.cc).
   void Profile(const TableRows& rows);
@@ -34,7 +34,7 @@ class EmbeddingLayer final : public FactoredLayer {
 
  protected:
   std::shared_ptr<FactoredLayer> New() const override {
-    return std::make_shared<EmbeddingLayer>(name(), weight(), fp16_wire(), scale_);
+    return std::make_shared<EmbeddingLayer>(name(), weight(), wire_format(), scale_);
   }
   FactorLayout LayoutFor(at::ScalarType wire_type) const override;
   void DropProfile() override;

@@ -9,8 +9,8 @@
 
 namespace poseidon {
 
-LinearLayer::LinearLayer(std::string name, at::Tensor weight, bool fp16_wire, double scale)
-    : FactoredLayer(Kind::kLinear, std::move(name), std::move(weight), fp16_wire, scale) {
+LinearLayer::LinearLayer(std::string name, at::Tensor weight, const WireFormat& wire, double scale)
+    : FactoredLayer(Kind::kLinear, std::move(name), std::move(weight), wire, scale) {
   layout_ = {this->weight().size(1), this->weight().size(0)};
 }
 

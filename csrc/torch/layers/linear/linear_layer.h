@@ -11,7 +11,7 @@ namespace poseidon {
 
 class LinearLayer final : public FactoredLayer {
  public:
-  LinearLayer(std::string name, at::Tensor weight, bool fp16_wire, double scale);
+  LinearLayer(std::string name, at::Tensor weight, const WireFormat& wire, double scale);
 
   // ---- Step 0 (linear_profile.cc).
   // bias: the one the call used, undefined if none.
@@ -28,7 +28,7 @@ class LinearLayer final : public FactoredLayer {
 
  protected:
   std::shared_ptr<FactoredLayer> New() const override {
-    return std::make_shared<LinearLayer>(name(), weight(), fp16_wire(), scale_);
+    return std::make_shared<LinearLayer>(name(), weight(), wire_format(), scale_);
   }
   FactorLayout LayoutFor(at::ScalarType wire_type) const override;
   void DropProfile() override;
