@@ -1,4 +1,4 @@
-"""How an optimizer opens its session of the C++ extension, and what of the exchange is left to Python."""
+"""How an optimizer opens its session of the C++ extension, and what the session calls back."""
 
 import os
 import weakref

@@ -131,7 +131,7 @@ def test_settings_apply_where_they_can():
 MENTIONS = {
     "poseidon_hvd/config.py": lambda name, each: f"    {name}: ",
     "poseidon_hvd/distribute.py": lambda name, each: f"        {name}: " if each.argument else None,
-    "csrc/torch/session.h": lambda name, each: "struct SessionOptions {" if each.option else None,
+    "csrc/torch/options.h": lambda name, each: "struct SessionOptions {" if each.option else None,
     "csrc/python/session.cc": lambda name, each: f'    {{"{name}", ' if each.option else None,
     "docs/configuration.md": lambda name, each: f"`{each.variable}` |",
 }

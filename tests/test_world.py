@@ -1,5 +1,6 @@
 """Ranks as threads: what goes wrong is found, named and over soon, and ranks keep apart what processes would."""
 
+import contextlib
 import os
 import threading
 import time
@@ -23,7 +24,10 @@ OURS = ("rank-", "poseidon-engine", "local-transport")
 
 
 def threads_of_ours():
-    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended since
+            names.append((task / "comm").read_text().strip())
     names += [thread.name for thread in threading.enumerate()]
     return [name for name in names if name.startswith(OURS)]
 
