@@ -97,7 +97,7 @@ void Session::AskWhoWants() {
 
 void Session::CheckWhoWants() {
   AskWhoWants();
-  if (!asked_who_wants_) return;
+  if (!asked_who_wants_ || !who_wants_) return;
   ThrowIfFailed(engine_->Wait({who_wants_}));
   if (!who_wants_->complete() || !who_wants_->differs()) return;
   MergedProfile merged;

@@ -131,6 +131,9 @@ bool Session::MeetFirst() {
   ThrowIfFailed(status);
   met_ = true;
   some_are_frozen_ = std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return !p.active; });
+  // The profiles have told it, for this step. A rank that met the others in its backward() would ask once more in
+  // synchronize(), one that met them there would not.
+  asked_who_wants_ = true;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
     p.everywhere = merged.tensors[i].everywhere;
