@@ -80,8 +80,8 @@ def exists(name):
     """``module.case`` of tests/cases, ``test_module.test_function``, or ``module_test.Name`` of csrc/tests."""
     module, _, function = name.partition(".")
     if module.endswith("_test"):
-        path = ROOT / "csrc" / "tests" / f"{module}.cc"
-        return path.exists() and f"TEST({function})" in path.read_text()
+        paths = (ROOT / "csrc" / "tests").glob(f"*/{module}.cc")
+        return any(f"TEST({function})" in path.read_text() for path in paths)
     if module.startswith("test_"):
         path = ROOT / "tests" / f"{module}.py"
         return path.exists() and re.search(rf"^def {function}\(", path.read_text(), re.MULTILINE) is not None
