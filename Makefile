@@ -19,7 +19,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CMAKE_GENERATOR := Ninja
 
 .PHONY: help build train test test-all test-core test-python test-python-all test-faults test-fuzz test-programs
-.PHONY: test-sanitizers test-sanitizers-short clean distclean
+.PHONY: test-torch test-sanitizers test-sanitizers-short clean distclean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -39,6 +39,16 @@ test-all: test-core test-python-all test-sanitizers-short test-fuzz $(shell sed 
 test-core: $(STAMPS)/requirements ## core tests only
 	$(call core_tests,build/core,-DCMAKE_BUILD_TYPE=RelWithDebInfo)
 
+# Where the installed torch is, and how it was built.
+TORCH_FACTS = $(shell $(BIN)/python -c 'import os, torch; print(f"-DPOSEIDON_TORCH_DIR={os.path.dirname(torch.__file__)}", \
+  f"-DPOSEIDON_TORCH_VERSION={torch.__version__} -DPOSEIDON_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")')
+TORCH_TESTS = -DPOSEIDON_BUILD_TORCH_TESTS=ON $(TORCH_FACTS)
+
+test-torch: $(STAMPS)/requirements ## csrc/torch from C++: sessions on ranks that are threads, without Python and Horovod
+	cmake -S . -B build/torch -DPOSEIDON_BUILD_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo $(TORCH_TESTS)
+	cmake --build build/torch --target torch_tests
+	ctest --test-dir build/torch --output-on-failure --no-tests=error -R '^torch_'
+
 test-python: build ## Python tests only, without the slow ones (tests/harness/slow.py); PYTEST_ARGS are passed on
 	cd tests && $(BIN)/python -m harness.native
 	$(BIN)/python -m pytest tests -m "not faults and not slow" $(PYTEST_ARGS)
@@ -57,9 +67,9 @@ test-programs: build ## random training programs on ranks as threads against one
 	cd tests && $(BIN)/python -m harness.native
 	$(BIN)/python -m pytest tests/test_programs.py -s $(PYTEST_ARGS)
 
-test-sanitizers: $(STAMPS)/requirements ## core tests under ThreadSanitizer, then AddressSanitizer and UBSan
-	$(call core_tests,build/tsan,-DCMAKE_BUILD_TYPE=Debug -DPOSEIDON_SANITIZE=thread,$(NO_ASLR))
-	$(call core_tests,build/asan,-DCMAKE_BUILD_TYPE=Debug -DPOSEIDON_SANITIZE=address$(comma)undefined)
+test-sanitizers: $(STAMPS)/requirements ## tests of core and csrc/torch under ThreadSanitizer, then AddressSanitizer and UBSan
+	$(call core_tests,build/tsan,-DCMAKE_BUILD_TYPE=Debug -DPOSEIDON_SANITIZE=thread $(TORCH_TESTS),$(NO_ASLR))
+	$(call core_tests,build/asan,-DCMAKE_BUILD_TYPE=Debug -DPOSEIDON_SANITIZE=address$(comma)undefined $(TORCH_TESTS))
 
 # What has threads. The decoders run under AddressSanitizer in test-fuzz.
 SHORT := engine|exchange|ordered_sender|census|scalar_sum|gather_bytes|local_transport|first_failure
