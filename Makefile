@@ -18,7 +18,8 @@ export PATH := $(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CMAKE_GENERATOR := Ninja
 
-.PHONY: help build train test test-core test-python test-faults test-fuzz test-programs test-sanitizers clean distclean
+.PHONY: help build train test test-all test-core test-python test-python-all test-faults test-fuzz test-programs
+.PHONY: test-torch test-sanitizers test-sanitizers-short clean distclean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -30,12 +31,29 @@ build: $(STAMPS)/package ## virtual environment, Horovod, this package in editab
 train: build ## trains the digits example on NP ranks (2)
 	$(BIN)/horovodrun -np $(NP) $(BIN)/python examples/digits.py
 
-test: test-core test-python ## core tests (ctest), then Python tests (pytest)
+test: test-core test-python ## core tests (ctest), then Python tests (pytest) with a smoke test of each slow group
+
+# `make lint` where there is one.
+test-all: test-core test-python-all test-sanitizers-short test-fuzz $(shell sed -n 's/^\(lint\):.*/\1/p' Makefile) ## everything that CI runs
 
 test-core: $(STAMPS)/requirements ## core tests only
 	$(call core_tests,build/core,-DCMAKE_BUILD_TYPE=RelWithDebInfo)
 
-test-python: build ## Python tests only; PYTEST_ARGS are passed on
+# Where the installed torch is, and how it was built.
+TORCH_FACTS = $(shell $(BIN)/python -c 'import os, torch; print(f"-DPOSEIDON_TORCH_DIR={os.path.dirname(torch.__file__)}", \
+  f"-DPOSEIDON_TORCH_VERSION={torch.__version__} -DPOSEIDON_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")')
+TORCH_TESTS = -DPOSEIDON_BUILD_TORCH_TESTS=ON $(TORCH_FACTS)
+
+test-torch: $(STAMPS)/requirements ## csrc/torch from C++: sessions on ranks that are threads, without Python and Horovod
+	cmake -S . -B build/torch -DPOSEIDON_BUILD_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo $(TORCH_TESTS)
+	cmake --build build/torch --target torch_tests
+	ctest --test-dir build/torch --output-on-failure --no-tests=error -R '^torch_'
+
+test-python: build ## Python tests only, without the slow ones (tests/harness/slow.py); PYTEST_ARGS are passed on
+	cd tests && $(BIN)/python -m harness.native
+	$(BIN)/python -m pytest tests -m "not faults and not slow" $(PYTEST_ARGS)
+
+test-python-all: build ## all Python tests
 	cd tests && $(BIN)/python -m harness.native
 	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
 
@@ -49,9 +67,15 @@ test-programs: build ## random training programs on ranks as threads against one
 	cd tests && $(BIN)/python -m harness.native
 	$(BIN)/python -m pytest tests/test_programs.py -s $(PYTEST_ARGS)
 
-test-sanitizers: $(STAMPS)/requirements ## core tests under ThreadSanitizer, then AddressSanitizer and UBSan
-	$(call core_tests,build/tsan,-DCMAKE_BUILD_TYPE=Debug -DPOSEIDON_SANITIZE=thread,$(NO_ASLR))
-	$(call core_tests,build/asan,-DCMAKE_BUILD_TYPE=Debug -DPOSEIDON_SANITIZE=address$(comma)undefined)
+test-sanitizers: $(STAMPS)/requirements ## tests of core and csrc/torch under ThreadSanitizer, then AddressSanitizer and UBSan
+	$(call core_tests,build/tsan,-DCMAKE_BUILD_TYPE=Debug -DPOSEIDON_SANITIZE=thread $(TORCH_TESTS),$(NO_ASLR))
+	$(call core_tests,build/asan,-DCMAKE_BUILD_TYPE=Debug -DPOSEIDON_SANITIZE=address$(comma)undefined $(TORCH_TESTS))
+
+# What has threads. The decoders run under AddressSanitizer in test-fuzz.
+SHORT := engine|exchange|ordered_sender|census|scalar_sum|gather_bytes|local_transport|first_failure
+test-sanitizers-short: $(STAMPS)/requirements ## those core tests that have threads, under both
+	$(call short_tests,build/tsan,-DPOSEIDON_SANITIZE=thread,$(NO_ASLR))
+	$(call short_tests,build/asan,-DPOSEIDON_SANITIZE=address$(comma)undefined)
 
 test-fuzz: build ## mutated inputs for everything that is decoded, SECONDS (120) in all, with sanitizers
 	cmake -S . -B build/fuzz -DPOSEIDON_BUILD_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPOSEIDON_FUZZ_COVERAGE=ON \
@@ -83,6 +107,13 @@ define core_tests
 	cmake -S . -B $(1) -DPOSEIDON_BUILD_TESTS=ON $(2)
 	cmake --build $(1)
 	$(3) ctest --test-dir $(1) --output-on-failure --no-tests=error
+endef
+
+# $(call short_tests,folder,options,command before ctest)
+define short_tests
+	cmake -S . -B $(1) -DPOSEIDON_BUILD_TESTS=ON -DCMAKE_BUILD_TYPE=Debug $(2)
+	cmake --build $(1) --target $(shell ls csrc/tests/core | sed -nE 's/^(.*($(SHORT))_test)\.cc/\1/p')
+	$(3) ctest --test-dir $(1) --output-on-failure --no-tests=error -R '$(SHORT)'
 endef
 
 $(STAMPS)/requirements: requirements.txt

@@ -1,5 +1,6 @@
 """The C++ extension (csrc/python). A test compares this file with it."""
 
+from types import ModuleType
 from typing import Any, Optional, Protocol
 
 from torch import Tensor
@@ -10,6 +11,7 @@ most_alpha: float
 most_beta: float
 most_bytes: float
 most_seconds: float
+model: ModuleType  # for planners: Tensor, schemes, offers, choose, simulate (docs/selector.md)
 
 class _Compress(Protocol):
     def __call__(self, index: int, grad: Tensor, /) -> Tensor: ...

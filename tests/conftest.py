@@ -4,6 +4,13 @@ from collections import defaultdict
 
 import pytest
 from harness.campaign import Outcome, run_cases
+from harness.slow import is_slow
+
+
+def pytest_collection_modifyitems(items) -> None:
+    for item in items:
+        if is_slow(item.path.stem, item.name, getattr(item, "fixturenames", ())):
+            item.add_marker("slow")
 
 
 class Campaigns:

@@ -42,7 +42,7 @@ void Membership::AskWhoWants(const std::vector<Parameter>& parameters) {
 }
 
 bool Membership::WantsDiffer() {
-  if (!asked_who_wants_) return false;
+  if (!asked_who_wants_ || !who_wants_) return false;
   const std::shared_ptr<Census> asked = who_wants_;
   context_.ThrowIfFailed(context_.WaitFor({asked}));
   return asked->complete() && asked->differs();

@@ -36,6 +36,9 @@ class Membership {
   // ---- Parameters. One that is unfrozen is sent from then on, and a rank that has it alone would wait for the others
   // for ever. So while some are frozen ranks compare once a step who wants a gradient.
   void AskWhoWants(const std::vector<Parameter>& parameters);
+  // Ranks have just compared their profiles, which say it for this step. A rank that met the others in its backward()
+  // would ask once more in synchronize(), one that met them there would not.
+  void NoteMet() { asked_who_wants_ = true; }
   // Waits, without the lock. True: ranks differ.
   bool WantsDiffer();
   void set_some_are_frozen(bool frozen) { some_are_frozen_ = frozen; }

@@ -109,6 +109,7 @@ bool Step::MeetFirst() {
   if (planning_.met() || std::exchange(tried_to_meet_, true)) return planning_.met();
   if (context_.options.uneven_steps && (membership_.asked() || NeedsAllRanks())) membership_.Wait();
   if (!planning_.Meet()) return false;
+  membership_.NoteMet();
   NoteWhoIsFrozen();
   progress_.ChooseEager();
   return true;

@@ -135,6 +135,17 @@ def frozen_weight(rank):
 
 
 @case
+def frozen_weight_while_a_rank_has_no_gradient_in_the_first_step(rank):
+    """Rank 0 meets the others in backward(), and they meet it in step(): who wants a gradient is compared by all or by none."""
+
+    def run(m, t):
+        if t.index > 0 or rank.rank == 0:
+            loss_of(m(t.x(6, 12))).backward()
+
+    check(rank, mlp, run, expect={"0.*": "allreduce", "2.*": "sfb"}, prepare=frozen("0.weight"))
+
+
+@case
 def frozen_bias(rank):
     check(
         rank,

@@ -234,12 +234,11 @@ def _change(state, action):
         return SOME_RANKS
     if state.in_flight(action.param):
         return IN_FLIGHT
-    between = tuple(rank for rank in _all_ranks(state) if state.count(rank, action.param) > 0 and not state.reduced)
+    changed = _all_ranks(state) if action.ranks is None else action.ranks
+    between = tuple(rank for rank in changed if state.count(rank, action.param) > 0 and not state.reduced)
     if between:
         # A factored layer's gradient is not in .grad between passes.
-        return Refused(
-            RuntimeError, r"was modified between two backward passes of one step", _all_ranks(state), must=False
-        )
+        return Refused(RuntimeError, r"was modified between two backward passes of one step", between, must=False)
     return RUNS
 
 
@@ -303,9 +302,7 @@ def _backward(state, action):
             return IN_FLIGHT
         between = tuple(rank for rank in _all_ranks(state) if state.touched(rank))
         if between:
-            return Refused(
-                RuntimeError, r"was modified between two backward passes of one step", _all_ranks(state), must=False
-            )
+            return Refused(RuntimeError, r"was modified between two backward passes of one step", between, must=False)
         return RUNS
     return _before_backward(state) or RUNS
 

@@ -85,7 +85,7 @@ void CheckSteps(int size, const std::vector<bool>& copies, const Reduction& redu
   LocalWorld world(size);
   RunRanks(size, [&](int rank) {
     Gradients gradients(copies, reduction, size);
-    POSEIDON_CHECK_EQ(gradients.exchange->gradients(), copies.size());
+    POSEIDON_CHECK_EQ(gradients.exchange->gradients(), static_cast<int64_t>(copies.size()));
     for (int step = 0; step < kSteps; ++step) {
       gradients.Fill(rank, step);
       POSEIDON_REQUIRE_OK(world.engines[rank]->Submit(gradients.exchange));
