@@ -93,7 +93,7 @@ class Cell:
 
     @property
     def memory_bytes(self) -> float:
-        """Of all ranks: the weight, three systems' gradients and a temporary one; two systems' rows, own and gathered."""
+        """Of all ranks: the weight, three systems' gradients and a temporary one; rows of two systems."""
         weight, gathered = self._offers["allreduce"]["bytes"], self._offers["sfb"]["memory_bytes"]
         return self.ranks * (_PROCESS_BYTES + 5 * weight + 2 * (1 + 2 / self.ranks) * gathered)
 

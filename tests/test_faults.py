@@ -75,8 +75,9 @@ def test_fault_beside_horovod(row, tmp_path):
             check(row, outcomes[library], launched)
     ours, horovods = outcomes.values()
     assert ours.seconds < row.longest, outcomes
-    # Horovod's own time counts only where it comes to the same end.
-    if ("end" in ours.words) == ("end" in horovods.words) and horovods.words != HANGS:
+    # Horovod's own time counts only where it comes to the same end, and not where each new optimizer measures the
+    # network for its plan.
+    if row.script != "endurance.py" and ("end" in ours.words) == ("end" in horovods.words) and horovods.words != HANGS:
         assert ours.seconds < horovods.seconds + SLACK, outcomes
     record(row, outcomes)
 

@@ -136,7 +136,7 @@ def frozen_weight(rank):
 
 @case
 def frozen_weight_while_a_rank_has_no_gradient_in_the_first_step(rank):
-    """Rank 0 meets the others in backward(), and they meet it in step(): who wants a gradient is compared by all or by none."""
+    """Rank 0 meets the others in backward(), they meet it in step(): all compare who wants a gradient, or none."""
 
     def run(m, t):
         if t.index > 0 or rank.rank == 0:

@@ -5,6 +5,7 @@ Not every fault in every phase: only what ends in another way, or by another pat
 
 import os
 import time
+from typing import List
 
 from bench.cluster import Cluster
 from harness.faults import GOES_ON, Row
@@ -34,7 +35,7 @@ def endure(fault: str, what: str, count: str, **options) -> Row:
     return Row(fault, "all", GOES_ON, script="endurance.py", arguments=(what, count), longest=600, **options)
 
 
-ROWS: list[Row] = [
+ROWS: List[Row] = [
     # A connection that breaks without a word, in every phase: what is in flight, and so who notices, differs.
     Row("killed", "start", OTHERS),
     Row("killed", "agreement", OTHERS, smoke=True),
@@ -88,6 +89,9 @@ ROWS: list[Row] = [
     differ("names", "all end, naming .*the rank"),
     differ("policy", "all end, naming .*the rank"),
     differ("op", "all end, naming .*the rank"),
+    differ("requires-grad", "all end, naming the tensor and the rank"),
+    differ("sparse", "all end, naming the tensor and the rank"),
+    differ("unfreezing", "all end, naming the tensor and the rank"),  # of a layer, after a few steps
     Row("NaN", "backward", GOES_ON),
     Row("Inf", "backward", GOES_ON, smoke=True),
     Row("caught", "backward", GOES_ON),

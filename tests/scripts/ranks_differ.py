@@ -1,6 +1,4 @@
-"""Rank 1 builds or wraps something else than the others; ``ranks_differ.py LIBRARY CASE``, launched by
-harness/faults.py.
-"""
+"""Rank 1 builds or wraps something else than the others; ``ranks_differ.py LIBRARY CASE``, launched by harness/faults.py."""
 
 import importlib
 import sys
@@ -32,9 +30,13 @@ sys.excepthook = report
 torch.manual_seed(7)
 width = 48 if other("shape") else 64
 layers = [nn.Linear(32, width), nn.ReLU(), nn.Linear(width, 16), nn.ReLU(), nn.Linear(16, 8)]
+if CASE == "sparse":
+    layers[:0] = [nn.Embedding(50, 32, sparse=other("sparse"))]
 model = nn.Sequential(*layers[:3] if other("fewer-layers") else layers)
 dtype = torch.float64 if other("dtype") else torch.float32
 model.to(dtype)
+if other("requires-grad") or CASE == "unfreezing":
+    model[2].requires_grad_(False)
 names = [(("its." if other("names") else "") + name, p) for name, p in model.named_parameters()]
 parameters = list(model.parameters())[::-1] if other("order") else model.parameters()
 options = {"policy": "bytes" if other("policy") else "sfb"} if LIBRARY == "poseidon_hvd" else {}
@@ -42,8 +44,11 @@ if other("op"):
     options["op"] = hvd.Sum
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.05), names, **options)
 say("struck")
-for _ in range(5):
+for step in range(5):
+    if other("unfreezing") and step == 3:
+        model[2].requires_grad_(True)
     optimizer.zero_grad()
-    model(torch.randn(8, 32, dtype=dtype)).pow(2).mean().backward()
+    inputs = torch.randint(50, (8,)) if CASE == "sparse" else torch.randn(8, 32, dtype=dtype)
+    model(inputs).pow(2).mean().backward()
     optimizer.step()
 say("reached the end")
