@@ -5,7 +5,6 @@ Not every fault in every phase: only what ends in another way, or by another pat
 
 import os
 import time
-from typing import List
 
 from bench.cluster import Cluster
 from harness.faults import GOES_ON, Row
@@ -35,7 +34,7 @@ def endure(fault: str, what: str, count: str, **options) -> Row:
     return Row(fault, "all", GOES_ON, script="endurance.py", arguments=(what, count), longest=600, **options)
 
 
-ROWS: List[Row] = [
+ROWS: list[Row] = [
     # A connection that breaks without a word, in every phase: what is in flight, and so who notices, differs.
     Row("killed", "start", OTHERS),
     Row("killed", "agreement", OTHERS, smoke=True),

@@ -1,4 +1,4 @@
-"""Rank 1 builds or wraps something else than the others; ``ranks_differ.py LIBRARY CASE``, launched by harness/faults.py."""
+"""Rank 1 builds or wraps something else than the others; ``ranks_differ.py LIBRARY CASE``, from harness/faults.py."""
 
 import importlib
 import sys
