@@ -41,8 +41,8 @@ class POSEIDON_ANNOTATE(scoped_lockable) Lock {
   Mutex& mutex_;
 };
 
-// Lets go of a mutex that the caller holds, for as long as it lives: around whatever waits for other ranks, or runs code
-// of the user's. What the mutex guards may be another afterwards. The analysis does not see it.
+// Lets go of a mutex that the caller holds, for as long as it lives: around whatever waits for other ranks, or runs
+// code of the user's. What the mutex guards may be another afterwards. The analysis does not see it.
 class Unlocked {
  public:
   explicit Unlocked(Mutex& mutex) POSEIDON_UNCHECKED : mutex_(mutex) { mutex_.unlock(); }
