@@ -85,11 +85,12 @@ test-fuzz: build ## mutated inputs for everything that is decoded, SECONDS (120)
 	POSEIDON_FUZZ_SECONDS=$$(($(SECONDS) / 8)) $(BIN)/python -m pytest tests/test_config.py -k fuzzed -q
 
 .PHONY: lint format
-lint: $(STAMPS)/lint ## layout, lint rules and types: clang-format, ruff, mypy
+lint: $(STAMPS)/lint ## layout, lint rules, types and locks: clang-format, ruff, mypy, clang-tidy
 	$(BIN)/clang-format --dry-run -Werror $(filter %.cc %.h,$(SOURCES))
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python tools/check_locks.py
 
 format: $(STAMPS)/lint ## lays out all sources
 	$(BIN)/clang-format -i $(filter %.cc %.h,$(SOURCES))
