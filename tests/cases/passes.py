@@ -336,15 +336,15 @@ COPIES = {
 @case
 def gradients_copied_between_passes(rank):
     """A copy of .grad in its place changes nothing, on whatever ranks and after whichever passes."""
-
-    def run(m, t):
-        for salt in range(3):
-            loss_of(m(t.x(6, 12, salt=salt))).backward()
-            if t.index > 0 and salt < 2 and (rank.rank + salt) % 2 == 0:
-                for p in m.parameters():
-                    replace(p)
-
     for replace in COPIES.values():
+
+        def run(m, t, replace=replace):
+            for salt in range(3):
+                loss_of(m(t.x(6, 12, salt=salt))).backward()
+                if t.index > 0 and salt < 2 and (rank.rank + salt) % 2 == 0:
+                    for p in m.parameters():
+                        replace(p)
+
         check(rank, mlp, run, expect={"*": "sfb"}, backward_passes_per_step=3)
 
 
