@@ -97,7 +97,7 @@ bool Session::Capture(FactoredLayer& layer, at::ScalarType type, const std::func
   if (route == nullptr) return false;  // a graph from before Reset
   if (!layer.Accepts(type)) return false;
   Parameter& weight = *route->members().front();
-  step_.AdmitPass(weight, /*cleared=*/!weight.tensor.grad().defined());
+  step_.AdmitPass(weight, /*fresh=*/false);
   if (weight.counter.sent() || weight.counter.remaining() <= 0) Throw(TooManyPasses(weight.name));
   step_.FollowMembership(/*gradient_is_complete=*/weight.counter.remaining() == 1);
   if (route->OnCall(CurrentWalk(), append)) {
@@ -118,7 +118,7 @@ void Session::OnAccumulated(int index, const at::Tensor& incoming) {
   }
   const bool fresh =
       incoming.defined() && grad.defined() && !grad.is_sparse() && !incoming.is_sparse() && incoming.is_alias_of(grad);
-  step_.AdmitPass(p, /*cleared=*/fresh);
+  step_.AdmitPass(p, fresh);
   const PassCounter::Event event = p.counter.OnPass();
   if (event == PassCounter::Event::kTooMany) Throw(TooManyPasses(p.name));
   const bool complete = event == PassCounter::Event::kReady;

@@ -67,10 +67,17 @@ void Step::OnFirstComplete() {
   membership_.AskWhoWants(parameters_);
 }
 
-// cleared: the gradient that backward() has reduced is gone, so the user has discarded that step.
-void Step::AdmitPass(Parameter& p, bool cleared) {
-  if (p.step.collected && cleared) Discard();
+// The first pass after backward() has reduced tells whether the user has discarded that step. A hook of the user's may
+// hide that this parameter's gradient was gone; the others', which this pass has not reached yet, still are.
+void Step::AdmitPass(Parameter& p, bool fresh) {
+  if (p.step.collected && (fresh || SomeWereCleared())) Discard();
   if (p.step.sent_without) Throw(CameTooLate(p.name));
+}
+
+// Gradients that backward() has reduced are gone.
+bool Step::SomeWereCleared() const {
+  return std::any_of(parameters_.begin(), parameters_.end(),
+                     [](const Parameter& p) { return p.step.collected && !p.tensor.grad().defined(); });
 }
 
 // The user's hook before reduction. Without the lock, because the hook may ask the optimizer something. It has run once

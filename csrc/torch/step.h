@@ -43,8 +43,8 @@ class Step {
   void Attach();
   // The first gradient of the step is about to be complete.
   void OnFirstComplete();
-  // A pass reaches the parameter. cleared: the gradient that backward() has reduced is gone.
-  void AdmitPass(Parameter& parameter, bool cleared);
+  // A pass reaches the parameter. fresh: its gradient is this pass's alone.
+  void AdmitPass(Parameter& parameter, bool fresh);
   // The user's hook before reduction.
   void RunHook(Parameter& parameter);
   // From every hook: asks who takes part, and sends what was held for the answer.
@@ -60,6 +60,7 @@ class Step {
   bool Discard();
 
  private:
+  bool SomeWereCleared() const;
   bool NeedsAllRanks() const;
   void WaitForMembers();
   bool MeetFirst();

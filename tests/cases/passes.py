@@ -1,5 +1,7 @@
 """Backward passes per step, and everything a user may do to gradients between them."""
 
+import copy
+
 import torch
 from harness.compare import (
     assert_schemes,
@@ -319,6 +321,91 @@ def zero_gradients_scaled_between_passes(rank):
         expect_error(rank, RuntimeError, ["was modified between two backward passes"], lambda: step(2 + index, between))
         optimizer._session.reset()
     step(4)
+
+
+COPIES = {
+    "clone": lambda p: setattr(p, "grad", p.grad.clone()),
+    "detached clone": lambda p: setattr(p, "grad", p.grad.detach().clone()),
+    "deep copy": lambda p: setattr(p, "grad", copy.deepcopy(p.grad)),
+    "copy of the memory": lambda p: setattr(p, "grad", torch.empty_like(p).copy_(p.grad)),
+    "data": lambda p: setattr(p.grad, "data", p.grad.data.clone()),
+    "alias": lambda p: setattr(p, "grad", p.grad.view_as(p)),
+}
+
+
+@case
+def gradients_copied_between_passes(rank):
+    """A copy of .grad in its place changes nothing, on whatever ranks and after whichever passes."""
+    for replace in COPIES.values():
+
+        def run(m, t, replace=replace):
+            for salt in range(3):
+                loss_of(m(t.x(6, 12, salt=salt))).backward()
+                if t.index > 0 and salt < 2 and (rank.rank + salt) % 2 == 0:
+                    for p in m.parameters():
+                        replace(p)
+
+        check(rank, mlp, run, expect={"*": "sfb"}, backward_passes_per_step=3)
+
+
+@case
+def gradients_copied_where_no_pass_follows(rank):
+    def run(m, t):
+        loss_of(m(t.x(6, 12))).backward()
+        if t.index > 0 and rank.rank == 0:
+            for p in m.parameters():
+                COPIES["clone"](p)
+
+    check(rank, mlp, run, expect={"*": "sfb"}, backward_passes_per_step=2)
+
+
+@case
+def gradients_copied_and_discarded(rank):
+    """Zeros of the user's own, in place of .grad or of its copy, throw away what was captured."""
+
+    def run(m, t):
+        loss_of(m(t.x(6, 12))).backward()
+        for p in m.parameters():
+            if t.index in (2, 3):
+                COPIES["clone"](p)
+            if t.index in (1, 2):
+                p.grad = torch.zeros_like(p)
+            if t.index == 3:
+                p.grad.zero_()
+        loss_of(m(t.x(5, 12, salt=1))).backward()
+
+    check(rank, mlp, run, expect={"*": "sfb"}, steps=5, backward_passes_per_step=2)
+
+
+@case
+def gradients_replaced_between_passes(rank):
+    """By a tensor that may be made from what .grad showed, which was not all: refused."""
+    model = mlp()
+    optimizer = hvd.DistributedOptimizer(
+        sgd(model.parameters()), model.named_parameters(), policy="sfb", backward_passes_per_step=2
+    )
+
+    def step(index, between=lambda p: None):
+        optimizer.zero_grad()
+        for salt in range(2):
+            loss_of(model(rank.random(index, 6, 12, salt=salt).float())).backward()
+            if salt == 0:
+                for p in model.parameters():
+                    between(p)
+        optimizer.step()
+
+    step(0)
+    step(1)
+    assert_schemes(optimizer, {"*": "sfb"})
+    replacements = (
+        lambda p: setattr(p, "grad", p.grad * 0.5),
+        lambda p: setattr(p, "grad", p.grad + 0.1 * p.detach()),
+        lambda p: setattr(p, "grad", torch.ones_like(p)),
+    )
+    for index, between in enumerate(replacements):
+        expect_error(rank, RuntimeError, ["was modified between two backward passes"], lambda: step(2 + index, between))
+        optimizer._session.reset()
+    step(5)
 
 
 @case

@@ -312,6 +312,32 @@ def step_discarded(rank):
 
 
 @case
+def step_discarded_under_a_hook_that_replaces(rank):
+    """The pass reaches the head first, and its hook hides that the head's gradient had been cleared."""
+
+    def script(model, o, backward, x, index):
+        for p in model.parameters():
+            p.grad = None
+        if index % 2:
+            backward(loss_of(model(x(6, 12, salt=1))))
+            hook = list(model.parameters())[-2].register_post_accumulate_grad_hook(_replace_by_half)
+            for p in model.parameters():
+                p.grad = None
+        backward(loss_of(model(x(6, 12))))
+        if index % 2:
+            hook.remove()
+        o.step()
+
+    for way in WAYS:
+        with poseidon_warnings():
+            as_in_one_process(rank, script, **way)
+
+
+def _replace_by_half(p):
+    p.grad = p.grad * 0.5
+
+
+@case
 def filled_before_backward(rank):
     """By any route, also those that leave no trace in the tensor's version."""
     fills = (

@@ -118,13 +118,14 @@ class Reference:
             if late is not None:
                 return late
             if self.settings.reduce_in == "backward" and not state.reduced and state.reduced_in_backward():
-                self._reduce()
-                state.reduced = True
+                state.active |= set(self.ranks[0].trainable())
+                state.note_reduced()
+                self._reduce(state.active - state.left_to_step)
                 self._look = "after backward"
         elif point == "synchronize":
             state.note_end_of_step()
-            if not state.reduced:
-                self._reduce()
+            state.active |= set(self.ranks[0].trainable())
+            self._reduce(state.left_to_step if state.reduced else state.active)
             state.restart()
             state.synchronized = True
             self._look = "after synchronize"
@@ -133,9 +134,8 @@ class Reference:
             self._look = "after step"
         return None
 
-    def _reduce(self) -> None:
-        self.state.active |= set(self.ranks[0].trainable())
-        for name in sorted(self.state.active):
+    def _reduce(self, names: set[str]) -> None:
+        for name in sorted(names):
             params = [rank.params[name] for rank in self.ranks]
             dense = [
                 torch.zeros_like(p) if p.grad is None else p.grad.to_dense() if p.grad.is_sparse else p.grad

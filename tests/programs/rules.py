@@ -64,7 +64,9 @@ class State:
         self.active = set(ranks[0].trainable())
         self.planned = False  # before, ranks know what they have told each other when the first gradient was complete
         self.settled = set(ranks[0].trainable())  # and all ranks have completed them in backward in every step so far
+        self.compared: set[str] = set()  # of which ranks knew so when they made the first plan, or that came later
         self.reduced = False  # backward() has reduced this step's gradients
+        self.left_to_step: set[str] = set()  # but for these
         self.synchronized = False  # synchronize() has, and step() has not been called since
         self.sparse = sparse_parameters(program.model)
 
@@ -112,11 +114,17 @@ class State:
     def note_unfrozen(self, name: str) -> None:
         if name not in self.active:
             self.settled.add(name)
+            self.compared.add(name)
 
     def reduced_in_backward(self) -> bool:
         """When all that is wanted is complete on all ranks, and ranks know that of each other."""
         wanted = set(self.ranks[0].trainable())
         return self.complete() and wanted <= self.known()
+
+    def note_reduced(self) -> None:
+        """In backward(). Not what was frozen when ranks compared: nobody had completed it, so nobody waits for it."""
+        self.reduced = True
+        self.left_to_step = self.active - (self.compared if self.planned else self.known())
 
     def known(self) -> set[str]:
         """Of which all ranks know that all complete them in backward."""
@@ -132,10 +140,12 @@ class State:
             rank.arrived = dict.fromkeys(rank.arrived, 0)
 
     def note_end_of_step(self) -> None:
-        if not self.reduced:  # else all were complete
+        if not (self.reduced and self.planned):  # else all that ranks wait for were complete
             self.settled = {
                 name for name in self.settled if all(rank.arrived[name] >= self.passes for rank in self.ranks)
             }
+        if not self.planned:
+            self.compared = set(self.settled)
         self.planned = True
 
 
@@ -419,7 +429,7 @@ def _unhook(state, action):
 
 def _removed(state) -> list[str]:
     return (
-        [name for name in sorted(state.active) if any(grad is None for grad in state.grads(name))]
+        [name for name in sorted(state.active - state.left_to_step) if any(g is None for g in state.grads(name))]
         if state.reduced
         else []
     )

@@ -165,7 +165,8 @@ void FactoredLayer::ShowHeldRows() {
 FactoredLayer::Between FactoredLayer::WhatTheUserDid(Target& t) {
   const at::Tensor& grad = t.param.grad();
   if (t.known == nullptr) return Between::kNothing;
-  if (!grad.defined() || grad.unsafeGetTensorImpl() != t.known) return Between::kDiscarded;
+  if (!grad.defined()) return Between::kDiscarded;
+  if (grad.unsafeGetTensorImpl() != t.known) return WhatReplacesIt(t);
   // Zeros are looked at, because writes through .data or another library leave no trace in the version.
   const bool same_version = grad._version() == t.known_version;
   if (t.mark != 0 ? t.known_zero && OnlyMark(t) : same_version && (!t.known_zero || OnlyMark(t)))
@@ -177,6 +178,20 @@ FactoredLayer::Between FactoredLayer::WhatTheUserDid(Target& t) {
     if (mark != 0) return Between::kModified;
   }
   return HoldsNothing(t) ? Between::kDiscarded : Between::kModified;
+}
+
+// .grad is another tensor. One with the mark is a copy, and nothing is lost. Zeros without it throw the gradient away,
+// unless a copy would look like that too.
+FactoredLayer::Between FactoredLayer::WhatReplacesIt(Target& t) {
+  const bool marked = t.mark != 0;
+  if (t.known_zero && marked && OnlyMark(t)) {
+    const at::Tensor& grad = t.param.grad();
+    t.known = grad.unsafeGetTensorImpl();
+    t.known_version = grad._version();
+    return Between::kNothing;
+  }
+  const bool copy_would_differ = marked || !t.known_zero;
+  return copy_would_differ && HoldsNothing(t) ? Between::kDiscarded : Between::kModified;
 }
 
 void FactoredLayer::DropRowsTheUserDiscarded() {

@@ -204,6 +204,7 @@ class FactoredLayer : public FactorLayer, public std::enable_shared_from_this<Fa
   bool OnlyMark(Target& target) const;
   enum class Between { kNothing, kDiscarded, kModified };
   Between WhatTheUserDid(Target& target);
+  Between WhatReplacesIt(Target& target);
   void ClearMark(Target& target);
   void DropRowsTheUserDiscarded();
 
