@@ -69,7 +69,7 @@ TEST(ReducedInStep) {
   CheckHalves(Check(training), training);
 }
 
-// The route left in flight has a successor.
+// Reset() while halves are on their way: the next attempt sends them anew.
 TEST(ResetInFlight) {
   Training training = WithHalves();
   training.options.reduce_in_backward = false;
