@@ -173,9 +173,10 @@ void Evidence::ChooseCandidate(Parameter& p, const TensorProfile& profile) {
   if (profile.is_embedding && profile.is_linear_weight) candidates.layer->Object("it is an embedding table too");
 }
 
-void Evidence::Bypass(const Parameter& p) {
+void Evidence::BypassUnlessCaptured(const Parameter& p) {
   const std::shared_ptr<FactoredLayer>& layer = p.candidates.layer;
-  if (layer && layer->profiled()) layer->set_mode(FactoredLayer::Mode::kBypass);
+  if (layer && layer->profiled() && layer->mode() != FactoredLayer::Mode::kCapture)
+    layer->set_mode(FactoredLayer::Mode::kBypass);
 }
 
 void Evidence::Object(Parameter& p, const std::string& reason, int64_t plan) {

@@ -29,9 +29,9 @@ class Evidence {
   std::vector<TensorProfile> Profiles() const;
   // The plan of that number is in force, made from what ranks know of the parameter together.
   void Follow(Parameter& parameter, const MergedTensor& merged, int64_t plan);
-  // No scheme of its own carries the parameter's gradient: its calls take PyTorch's own path. They stay registered,
-  // since a later plan may choose it. One without calls on this rank is looked at when they come.
-  void Bypass(const Parameter& parameter);
+  // Unless a route captures the parameter's factors, its calls take PyTorch's own path. They stay registered, since a
+  // later plan may choose it. One without calls on this rank is looked at when they come.
+  void BypassUnlessCaptured(const Parameter& parameter);
   // From now on this rank speaks against anything but a dense gradient, until it is looked at again.
   void Object(Parameter& parameter, const std::string& reason, int64_t plan);
   // What spoke against a layer may be gone later: an odd step, such as one under a profiler, or one that overflowed. So

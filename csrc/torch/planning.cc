@@ -258,11 +258,8 @@ void Planning::Adopt() {
   }
   router_.Follow(plan_, profile);
   for (const Parameter& p : parameters_) {
-    if (router_.HasOwnScheme(p)) {
-      DecideMembers(*p.route);
-    } else {
-      evidence_.Bypass(p);
-    }
+    if (router_.HasOwnScheme(p)) DecideMembers(*p.route);
+    evidence_.BypassUnlessCaptured(p);
   }
 }
 

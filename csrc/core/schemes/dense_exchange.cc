@@ -8,8 +8,8 @@
 namespace poseidon {
 
 DenseExchange::DenseExchange(std::string name, std::vector<Member> members, const Reduction& reduction, int process_set,
-                             int size)
-    : Exchange(std::move(name), Scheme::kAllreduce),
+                             int size, Scheme scheme)
+    : Exchange(std::move(name), scheme),
       members_(std::move(members)),
       reduction_(reduction),
       process_set_(process_set),

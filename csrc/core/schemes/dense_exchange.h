@@ -36,8 +36,10 @@ class DenseExchange final : public Exchange {
     std::shared_ptr<DenseSource> source;
   };
 
-  // One member is an ordinary allreduce; several are negotiated as a group, in this order on every rank.
-  DenseExchange(std::string name, std::vector<Member> members, const Reduction& reduction, int process_set, int size);
+  // One member is an ordinary allreduce; several are negotiated as a group, in this order on every rank. scheme: that
+  // it is counted under.
+  DenseExchange(std::string name, std::vector<Member> members, const Reduction& reduction, int process_set, int size,
+                Scheme scheme = Scheme::kAllreduce);
 
   int64_t gradients() const override {
     size_t count = 0;

@@ -1,5 +1,6 @@
 // A scheme that only a test has: its whole core half, in the one file that a scheme of the product has in
 // core/schemes. The gradient of a weight is cut in two; each half goes to one half of the ranks, and both are gathered.
+// Its route (tests/torch/halves_route.h) keeps to the two halves, but has them reduced by allreduces.
 #pragma once
 
 #include <memory>

@@ -39,6 +39,7 @@ struct Training {
   SessionOptions options;                // without what follows from the rest
   std::vector<int> reset_at;             // steps whose first attempt is given up by Reset() with gradients in flight
   std::chrono::microseconds delay{200};  // of an operation, at most
+  double tolerance = 1e-5;               // of a gradient's norm
 };
 
 inline Tensors MakeParameters(const Training& training, at::ScalarType type) {
@@ -87,6 +88,8 @@ struct Trained {
   std::vector<Tensors> gradients;  // by step and parameter, after Synchronize()
   Tensors params;
   Plan plan;
+  SessionStats stats;
+  std::vector<std::string> warnings;
 };
 
 inline Trained TrainOn(const Training& training, LocalWorld& world, int rank) {
@@ -120,6 +123,8 @@ inline Trained TrainOn(const Training& training, LocalWorld& world, int rank) {
     session->NoteUpdated();
   }
   result.plan = session->CurrentPlan();
+  result.stats = session->Stats();
+  result.warnings = session->TakeWarnings();
   for (const at::Tensor& p : params) result.params.push_back(p.detach().clone());
   return result;
 }
@@ -136,7 +141,7 @@ inline Trained Check(const Training& training) {
     for (size_t i = 0; i < training.shapes.size(); ++i) {
       const at::Tensor& ours = ranks[0].gradients[step][i];
       const double error = (ours.to(at::kDouble) - reference[step][i]).norm().item<double>();
-      POSEIDON_CHECK_NEAR(error, 0.0, 1e-5 * reference[step][i].norm().item<double>() + 1e-7);
+      POSEIDON_CHECK_NEAR(error, 0.0, training.tolerance * reference[step][i].norm().item<double>() + 1e-7);
       for (const Trained& other : ranks) POSEIDON_CHECK(at::equal(other.gradients[step][i], ours));
     }
   }
