@@ -8,7 +8,6 @@
 #include "core/engine/scalar_sum.h"
 #include "torch/dtypes.h"
 #include "torch/routes/grad_place.h"
-#include "torch/routes/registry.h"
 #include "torch/status_error.h"
 
 namespace poseidon {
@@ -21,8 +20,6 @@ int64_t RoundUp(int64_t rows) {
   while (rows / step > 7) step *= 2;
   return (rows + step - 1) / step * step;
 }
-
-bool HasOwnRoute(const TensorDecision& decision) { return FindRoute(decision.scheme) != nullptr; }
 
 }  // namespace
 
@@ -240,9 +237,8 @@ void Planning::EndStep(bool abandoned) {
 
 void Planning::Adopt() {
   // And so tried; what is decided by given values needs no trial.
-  const bool changed = std::any_of(parameters_.begin(), parameters_.end(), [&](const Parameter& p) {
-    return router_.HasOwnScheme(p) != HasOwnRoute(next_plan_.decisions[p.index]);
-  });
+  const bool changed = std::any_of(parameters_.begin(), parameters_.end(),
+                                   [&](const Parameter& p) { return router_.Changes(p, next_plan_); });
   schedule_.Made(/*trial=*/planned_ && changed && agreement_.profile().step_seconds > 0);
   const bool same_slices = plan_.slices == next_plan_.slices && plan_.dense_method == next_plan_.dense_method;
   clock_.NoteNewPlan(!planned_ || changed || !same_slices);

@@ -17,6 +17,7 @@ Router::Router(RouteContext& context, std::vector<Parameter>& parameters)
     : context_(context),
       parameters_(parameters),
       scheme_(parameters.size()),
+      own_(parameters.size()),
       sparse_(parameters.size()),
       dense_(parameters.size()) {
   LayOut(Plan{});
@@ -74,6 +75,12 @@ bool Router::HasOwnScheme(const Parameter& p) const {
   return scheme_[p.index] && scheme_[p.index]->members().front() == &p;
 }
 
+bool Router::Changes(const Parameter& p, const Plan& plan) const {
+  const Scheme next = plan.decisions[p.index].scheme;
+  const bool own = FindRoute(next) != nullptr;
+  return own != HasOwnScheme(p) || (own && next != own_[p.index]);
+}
+
 void Router::GiveUp(Parameter& p) {
   const std::shared_ptr<Route> route = scheme_[p.index];
   route->Retire();
@@ -85,7 +92,7 @@ void Router::GiveUp(Parameter& p) {
 
 void Router::Follow(const Plan& plan, const MergedProfile& merged) {
   for (Parameter& p : parameters_) {
-    if (HasOwnScheme(p) && FindRoute(plan.decisions[p.index].scheme) == nullptr) GiveUp(p);
+    if (HasOwnScheme(p) && Changes(p, plan)) GiveUp(p);
   }
   if (plan.slices != slices_ || plan.dense_method != method_) LayOut(plan);
   for (Parameter& p : parameters_) {
@@ -93,6 +100,7 @@ void Router::Follow(const Plan& plan, const MergedProfile& merged) {
     if (make == nullptr || scheme_[p.index]) continue;
     const std::shared_ptr<Route> route = make({context_, p, merged.tensors[p.index], parameters_});
     for (const Parameter* member : route->members()) scheme_[member->index] = route;
+    own_[p.index] = plan.decisions[p.index].scheme;
   }
   FollowSparse();
 }

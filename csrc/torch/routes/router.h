@@ -20,6 +20,8 @@ class Router {
   void Follow(const Plan& plan, const MergedProfile& merged);
   // By the plan in force some scheme's own route carries this parameter's gradient, not for another parameter.
   bool HasOwnScheme(const Parameter& parameter) const;
+  // Whether that plan would give the parameter another route of a scheme's own, or one instead of none, or none.
+  bool Changes(const Parameter& parameter, const Plan& plan) const;
   // Between steps: the scheme's route is given up, for all its members.
   void GiveUp(Parameter& parameter);
   // Ranks have agreed that the parameter's gradients are sparse, or that they are not.
@@ -39,6 +41,7 @@ class Router {
   std::vector<Parameter>& parameters_;
   // By parameter. What it has of these is tried in this order.
   std::vector<std::shared_ptr<Route>> scheme_;  // the plan's; also of those that travel along
+  std::vector<Scheme> own_;                     // which scheme's
   std::vector<std::shared_ptr<Route>> sparse_;
   std::vector<std::shared_ptr<Route>> dense_;  // of the layout, or of the user's groups
   std::vector<DenseSlice> slices_;             // the layout in force
