@@ -126,6 +126,14 @@ class State:
         self.reduced = True
         self.left_to_step = self.active - (self.compared if self.planned else self.known())
 
+    def removed(self) -> list[str]:
+        """What backward() has reduced and the user has taken away."""
+        if not self.reduced:
+            return []
+        return [
+            name for name in sorted(self.active - self.left_to_step) if any(grad is None for grad in self.grads(name))
+        ]
+
     def known(self) -> set[str]:
         """Of which all ranks know that all complete them in backward."""
         if self.planned:
@@ -288,14 +296,10 @@ def _before_backward(state) -> Optional[Verdict]:
         return UNEVEN
     if not state.reduced:
         return None
-    there = [grad is not None for rank in state.ranks for grad in (rank.params[name].grad for name in rank.trainable())]
-    if not any(there):
+    if state.removed():
         return None  # cleared: a new step, see reference
     return Refused(
-        AssertionError,
-        r"Gradients were computed more than backward_passes_per_step times",
-        _all_ranks(state),
-        must=all(there),
+        AssertionError, r"Gradients were computed more than backward_passes_per_step times", _all_ranks(state)
     )
 
 
@@ -427,22 +431,13 @@ def _unhook(state, action):
 # ---- Ends of steps
 
 
-def _removed(state) -> list[str]:
-    return (
-        [name for name in sorted(state.active - state.left_to_step) if any(g is None for g in state.grads(name))]
-        if state.reduced
-        else []
-    )
-
-
 @_rule(a.Synchronize, a.Step)
 def _synchronize(state, action):
     if isinstance(action, a.Step) and action.skip:
         if not (state.synchronized or state.reduced):
             return Left("gradients that were not reduced: replicas would differ, as the program asks")
         return RUNS
-    removed = _removed(state)
-    if removed:
+    if state.removed():
         return Refused(RuntimeError, r"The gradient of .* was removed \(\.grad = None\)", _all_ranks(state))
     return RUNS
 
