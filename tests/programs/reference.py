@@ -153,6 +153,9 @@ class Reference:
         self.kept.append(action)
         for rank in self.ranks:
             action.do(rank)
+            if where == "after backward":
+                for name in self.state.left_to_step:
+                    rank.looks[-1].gradients.pop(name, None)
 
 
 def expect(program: Program) -> Expected:
