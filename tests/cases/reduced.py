@@ -333,6 +333,23 @@ def step_discarded_under_a_hook_that_replaces(rank):
             as_in_one_process(rank, script, **way)
 
 
+@case
+def step_discarded_where_some_gradients_are_cleared(rank):
+    """Whichever they are: the others accumulate, as in one process."""
+
+    def script(model, o, backward, x, index):
+        o.zero_grad()
+        if index > 0:
+            backward(loss_of(model(x(6, 12, salt=1))))
+            list(model.parameters())[index - 1].grad = None
+        backward(loss_of(model(x(6, 12))))
+        o.step()
+
+    for way in WAYS:
+        with poseidon_warnings():
+            as_in_one_process(rank, script, **way)
+
+
 def _replace_by_half(p):
     p.grad = p.grad * 0.5
 

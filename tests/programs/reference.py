@@ -87,9 +87,8 @@ class Reference:
     def _play(self, action: a.Action) -> Optional[Refused]:
         """On all ranks, in step with each other. Returns what must be refused after all."""
         state = self.state
-        begins = isinstance(action, (a.Backward, a.StepWithClosure)) and state.reduced
-        if begins and all(rank.params[name].grad is None for rank in self.ranks for name in rank.trainable()):
-            state.restart()  # the user has cleared the gradients
+        if isinstance(action, (a.Backward, a.StepWithClosure)) and state.removed():
+            state.restart()  # the user has cleared gradients
         if isinstance(action, a.StepWithClosure) or (isinstance(action, a.Zero) and action.how.startswith("optimizer")):
             state.restart()
         if isinstance(action, (a.Backward, a.FailedBackward, a.StepWithClosure)):
@@ -154,6 +153,9 @@ class Reference:
         self.kept.append(action)
         for rank in self.ranks:
             action.do(rank)
+            if where == "after backward":
+                for name in self.state.left_to_step:
+                    rank.looks[-1].gradients.pop(name, None)
 
 
 def expect(program: Program) -> Expected:

@@ -64,9 +64,8 @@ class State:
         self.active = set(ranks[0].trainable())
         self.planned = False  # before, ranks know what they have told each other when the first gradient was complete
         self.settled = set(ranks[0].trainable())  # and all ranks have completed them in backward in every step so far
-        self.compared: set[str] = set()  # of which ranks knew so when they made the first plan, or that came later
         self.reduced = False  # backward() has reduced this step's gradients
-        self.left_to_step: set[str] = set()  # but for these
+        self.left_to_step: set[str] = set()  # perhaps not these
         self.synchronized = False  # synchronize() has, and step() has not been called since
         self.sparse = sparse_parameters(program.model)
 
@@ -114,7 +113,6 @@ class State:
     def note_unfrozen(self, name: str) -> None:
         if name not in self.active:
             self.settled.add(name)
-            self.compared.add(name)
 
     def reduced_in_backward(self) -> bool:
         """When all that is wanted is complete on all ranks, and ranks know that of each other."""
@@ -122,9 +120,17 @@ class State:
         return self.complete() and wanted <= self.known()
 
     def note_reduced(self) -> None:
-        """In backward(). Not what was frozen when ranks compared: nobody had completed it, so nobody waits for it."""
+        """In backward(). What is frozen is reduced there or in step(), as the plan in force has it."""
         self.reduced = True
-        self.left_to_step = self.active - (self.compared if self.planned else self.known())
+        self.left_to_step = self.active - set(self.ranks[0].trainable())
+
+    def removed(self) -> list[str]:
+        """What backward() has reduced and the user has taken away."""
+        if not self.reduced:
+            return []
+        return [
+            name for name in sorted(self.active - self.left_to_step) if any(grad is None for grad in self.grads(name))
+        ]
 
     def known(self) -> set[str]:
         """Of which all ranks know that all complete them in backward."""
@@ -140,12 +146,10 @@ class State:
             rank.arrived = dict.fromkeys(rank.arrived, 0)
 
     def note_end_of_step(self) -> None:
-        if not (self.reduced and self.planned):  # else all that ranks wait for were complete
+        if not (self.reduced and self.planned):  # else all that is wanted was complete
             self.settled = {
                 name for name in self.settled if all(rank.arrived[name] >= self.passes for rank in self.ranks)
             }
-        if not self.planned:
-            self.compared = set(self.settled)
         self.planned = True
 
 
@@ -205,6 +209,7 @@ IN_FLIGHT = Left("a gradient is on its way: as in Horovod, what is done to it be
 SOME_RANKS = Left(
     "replicas would differ, as the program asks: what is done to reduced gradients must be done on all ranks"
 )
+FROZEN = Left("what is frozen may be reduced in backward() or in step(), so it may have a gradient here or not")
 NOTHING_THERE = Left("there is no gradient on some rank, or a sparse one, for which the operation does not exist")
 
 
@@ -235,6 +240,8 @@ def _zero(state, action):
 
 @_rule(a.Change)
 def _change(state, action):
+    if state.reduced and action.param in state.left_to_step:
+        return FROZEN
     grads = state.grads(action.param)
     if action.how not in a.ALWAYS and any(grad is None for grad in grads):
         return NOTHING_THERE
@@ -256,6 +263,8 @@ def _change(state, action):
 def _clip(state, action):
     if state.sparse:
         return Left("PyTorch has no norm of sparse gradients")
+    if state.reduced and state.left_to_step:
+        return FROZEN
     if state.any_touched() and not state.reduced:
         return IN_FLIGHT
     if not (state.reduced or state.synchronized):
@@ -288,14 +297,10 @@ def _before_backward(state) -> Optional[Verdict]:
         return UNEVEN
     if not state.reduced:
         return None
-    there = [grad is not None for rank in state.ranks for grad in (rank.params[name].grad for name in rank.trainable())]
-    if not any(there):
+    if state.removed():
         return None  # cleared: a new step, see reference
     return Refused(
-        AssertionError,
-        r"Gradients were computed more than backward_passes_per_step times",
-        _all_ranks(state),
-        must=all(there),
+        AssertionError, r"Gradients were computed more than backward_passes_per_step times", _all_ranks(state)
     )
 
 
@@ -427,22 +432,13 @@ def _unhook(state, action):
 # ---- Ends of steps
 
 
-def _removed(state) -> list[str]:
-    return (
-        [name for name in sorted(state.active - state.left_to_step) if any(g is None for g in state.grads(name))]
-        if state.reduced
-        else []
-    )
-
-
 @_rule(a.Synchronize, a.Step)
 def _synchronize(state, action):
     if isinstance(action, a.Step) and action.skip:
         if not (state.synchronized or state.reduced):
             return Left("gradients that were not reduced: replicas would differ, as the program asks")
-        return RUNS
-    removed = _removed(state)
-    if removed:
+        return FROZEN if state.reduced and state.left_to_step else RUNS
+    if state.removed():
         return Refused(RuntimeError, r"The gradient of .* was removed \(\.grad = None\)", _all_ranks(state))
     return RUNS
 

@@ -224,6 +224,8 @@ def replicas_differ(looks: list[Look], wanted: list[Look]) -> list[str]:
     wrong = []
     for what in ("gradients", "parameters"):
         for name, first in getattr(looks[0], what).items():
+            if name not in getattr(wanted[0], what):
+                continue
             reference = [getattr(look, what)[name] for look in wanted]
             if any(
                 (each is None) != (reference[0] is None) or (each is not None and not torch.equal(each, reference[0]))
