@@ -113,7 +113,7 @@ def _zero_grad_that_does_nothing(machine, base):
         (_with_hook(after=_last_bit_of_a_replica), 20),
         (_sum_instead_of_average, 5),
         (_reduced_later, 20),
-        (_zero_grad_that_does_nothing, 100),
+        (_zero_grad_that_does_nothing, 300),
     ],
     ids=["wrong by 1e-3", "last bit of a replica", "sum for average", "reduced later", "refused no more"],
 )

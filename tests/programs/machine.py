@@ -21,7 +21,7 @@ Points = Iterator[str]
 
 @dataclasses.dataclass
 class Look:
-    """What a rank sees at one point of a program. Gradients are dense copies; the reference lacks open ones."""
+    """What a rank sees at a point of a program. Gradients are dense copies; the reference lacks what is left open."""
 
     where: str
     parameters: dict[str, Tensor]
