@@ -6,6 +6,7 @@
 #include "torch/owners.h"
 #include "torch/routes/factors_route.h"
 #include "torch/routes/grad_place.h"
+#include "torch/routes/whole_route.h"
 #include "torch/status_error.h"
 
 namespace poseidon {
@@ -184,6 +185,7 @@ void Session::Reset() {
 }
 
 void Session::NoteWait() {
+  if (InCompressor()) return;  // its collective comes in the same order on all ranks, in backward or before any wait
   Lock lock(mutex_);
   step_.NoteWait();
 }

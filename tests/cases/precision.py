@@ -285,6 +285,25 @@ def custom_compressor_that_changes_dtype_and_shape(rank):
     check(rank, mlp, several(2), expect={"*": "allreduce"}, compression=Flat, backward_passes_per_step=2, horovod=False)
 
 
+@case(real="Horovod tells when a collective of the script's own is waited for")
+def custom_compressor_with_collectives(rank):
+    """Ranks agree on a scale before they send, and look at something together when the sum has come."""
+
+    class Agreeing(rank.horovod.Compression.none):
+        @staticmethod
+        def compress(tensor):
+            scale = rank.horovod.allreduce(tensor.abs().max().reshape(1), op=rank.horovod.Max).clamp(min=1e-6)
+            return tensor / scale, scale
+
+        @staticmethod
+        def decompress(tensor, context):
+            same = rank.horovod.allreduce(context, op=rank.horovod.Min)
+            assert torch.equal(same, context)
+            return tensor * context
+
+    check(rank, mlp, train(6, 12), expect={"*": "allreduce"}, compression=Agreeing, horovod=False)
+
+
 @case(**BOTH)
 def op_sum(rank):
     check(rank, mlp, train(lambda t: (3 + rank.rank, 12)), expect={"*": "sfb"}, op=rank.horovod.Sum)

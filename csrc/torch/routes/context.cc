@@ -87,6 +87,11 @@ Status RouteContext::Collect(const std::function<bool(const Parameter&)>& chosen
   return status;
 }
 
+at::Tensor RouteContext::Decompress(const Parameter& p, const at::Tensor& received) const {
+  Unlocked unlocked(mutex);
+  return options.decompress(p.index, received);
+}
+
 void RouteContext::NoteReady(const std::vector<Parameter*>& members) {
   for (Parameter* p : members) progress->Note(*p, clock->SinceBegan());
 }

@@ -59,6 +59,8 @@ struct RouteContext {
   Status WaitFor(const std::vector<std::shared_ptr<Exchange>>& exchanges);
   // The same for those that carry nothing but members of which `chosen` is true; what has come is no longer in flight.
   Status Collect(const std::function<bool(const Parameter&)>& chosen);
+  // By the user's compressor, without the lock: Python code, which may run a collective of its own.
+  at::Tensor Decompress(const Parameter& parameter, const at::Tensor& received) const;
   // Their gradients are complete, or what stands for them.
   void NoteReady(const std::vector<Parameter*>& members);
 

@@ -82,7 +82,7 @@ Status SparseRoute::Finish(Parameter& p) {
     if (context_.options.reduction.op == ReduceOp::kAverage) gathered->values.div_(context_.options.size);
     at::Tensor& grad = p.tensor.mutable_grad();
     at::Tensor sum = at::sparse_coo_tensor(gathered->indices.transpose(0, 1), gathered->values, p.tensor.sizes());
-    if (context_.options.compression == CompressionKind::kPython) sum = context_.options.decompress(p.index, sum);
+    if (context_.options.compression == CompressionKind::kPython) sum = context_.Decompress(p, sum);
     if (grad.is_sparse()) {
       grad.zero_().add_(sum);
     } else {  // the user has made it dense meanwhile

@@ -4,10 +4,25 @@
 
 namespace poseidon {
 
+namespace {
+
+thread_local bool in_compressor = false;
+
+struct CompressorRuns {
+  CompressorRuns() { in_compressor = true; }
+  ~CompressorRuns() { in_compressor = false; }
+};
+
+}  // namespace
+
+bool InCompressor() { return in_compressor; }
+
 std::shared_ptr<GradSource> NewGradSource(const RouteContext& context, const Parameter& p) {
-  return std::make_shared<GradSource>(
-      p.name, p.tensor, context.options.compression, context.wire_format,
-      [compress = context.options.compress, index = p.index](const at::Tensor& grad) { return compress(index, grad); });
+  return std::make_shared<GradSource>(p.name, p.tensor, context.options.compression, context.wire_format,
+                                      [compress = context.options.compress, index = p.index](const at::Tensor& grad) {
+                                        const CompressorRuns runs;
+                                        return compress(index, grad);
+                                      });
 }
 
 Status FinishGradSource(const RouteContext& context, const Parameter& p, GradSource& source) {
@@ -15,7 +30,7 @@ Status FinishGradSource(const RouteContext& context, const Parameter& p, GradSou
   const at::Tensor received = source.TakeCompressed();
   if (status.ok() && received.defined()) {
     at::NoGradGuard no_grad;
-    p.tensor.mutable_grad().copy_(context.options.decompress(p.index, received));
+    p.tensor.mutable_grad().copy_(context.Decompress(p, received));
   }
   return status;
 }

@@ -34,6 +34,8 @@ class WholeRoute final : public Route {
 
 // A parameter's gradient as Horovod's compression sends it.
 std::shared_ptr<GradSource> NewGradSource(const RouteContext& context, const Parameter& parameter);
+// On this thread the user's compressor is running: Python code, with the session's lock held.
+bool InCompressor();
 // At the end of its exchange: puts the result where the gradient is now.
 Status FinishGradSource(const RouteContext& context, const Parameter& parameter, GradSource& source);
 
