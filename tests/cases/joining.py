@@ -68,6 +68,19 @@ def linear_layers(rank):
 
 
 @case(real=JOIN, seconds=120)
+def state_loaded_after_steps_with_missing_ranks(rank):
+    """Loading a state abandons the step, and with it what was sent whole because a rank was missing."""
+    backward = plain(rank)
+
+    def step(library, optimizer, model, index):
+        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.zero_grad()
+        backward(library, optimizer, model, index)
+
+    check(rank, mlp, step)
+
+
+@case(real=JOIN, seconds=120)
 def without_bias_and_in_half_precision(rank):
     """Rounded twice on our side, rows and then their product, so the comparison is coarser than the others."""
     results = [

@@ -134,7 +134,6 @@ Status FactorsRoute::Finish(Parameter& member) {
 
 // The one left in flight keeps its layer and its buffers.
 std::shared_ptr<Route> FactorsRoute::Successor() {
-  for (const auto& each : whole_) each->Successor();
   if (!InFlight(exchange_.get())) {
     layer_->DropStep();
     return shared_from_this();

@@ -24,7 +24,6 @@ class SparseRoute::Gathered final : public SparseExchange::Receiver {
     return ToBuffer(values);
   }
 
-  std::shared_ptr<SparseExchange> exchange;
   at::Tensor my_indices, my_values;
   at::Tensor indices, values;  // of all ranks
 };
@@ -52,6 +51,9 @@ void SparseRoute::Flush(Parameter& p) {
   sent_whole_ = context_.membership->SomeRankIsMissing();
   if (sent_whole_) return whole_.Send();
   gathered_ = std::make_shared<Gathered>();
+  // Not kept: it holds gathered_.
+  const auto exchange = std::make_shared<SparseExchange>(context_.WireName("sparse", p.name), p.name, gathered_,
+                                                         context_.options.process_set, context_.options.size);
   ThrowIfError(Catching("Cannot send the sparse gradient of " + p.name, [&] {
     at::NoGradGuard no_grad;
     const at::Tensor& grad = p.tensor.grad();
@@ -63,19 +65,16 @@ void SparseRoute::Flush(Parameter& p) {
           "The gradient of " + p.name + " has dtype " + c10::toString(grad.scalar_type()) +
           ", which cannot be reduced. Leave the parameter out of the optimizer or convert it.");
     }
-    gathered_->exchange = std::make_shared<SparseExchange>(context_.WireName("sparse", p.name), p.name, gathered_,
-                                                           context_.options.process_set, context_.options.size);
-    gathered_->exchange->SetMessage(ToBuffer(gathered_->my_indices), values);
+    exchange->SetMessage(ToBuffer(gathered_->my_indices), values);
     return Status::OK();
   }));
-  context_.Submit(gathered_->exchange, members());
+  context_.Submit(exchange, members());
   p.counter.MarkSent();
 }
 
 Status SparseRoute::Finish(Parameter& p) {
   if (sent_whole_) return whole_.Finish(p);
   const std::shared_ptr<Gathered> gathered = std::exchange(gathered_, nullptr);
-  gathered->exchange = nullptr;  // which holds us
   if (!p.tensor.grad().defined()) return GradientRemoved(p.name);
   return Catching("Cannot put the reduced gradient of " + p.name + " into place", [&] {
     at::NoGradGuard no_grad;
