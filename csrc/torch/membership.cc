@@ -20,6 +20,7 @@ void Membership::Ask() {
 void Membership::Read() {
   if (presence_ != Presence::kAsked || ranks_here_->state() != Exchange::State::kDone) return;
   presence_ = ranks_here_->sum() < context_.options.size ? Presence::kSomeAreMissing : Presence::kAllAreHere;
+  known_();
 }
 
 void Membership::Wait() {

@@ -2,7 +2,9 @@
 // gradient on them. Ranks agree on either before any of them waits for what another one does not send.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/engine/census.h"
@@ -15,7 +17,8 @@ namespace poseidon {
 // Guarded by the session's mutex.
 class Membership {
  public:
-  explicit Membership(RouteContext& context) : context_(context) {}
+  // known: called when it has become known, in a step, whether all ranks take part.
+  Membership(RouteContext& context, std::function<void()> known) : context_(context), known_(std::move(known)) {}
 
   // ---- Ranks in hvd.join(). They answer allreduces with zeros and cannot take part in a gather, so no rank may
   // enqueue one before all know that none is missing. They count themselves once a step; if one is missing, everything
@@ -50,6 +53,7 @@ class Membership {
   enum class Presence : uint8_t { kNotAsked, kAsked, kAllAreHere, kSomeAreMissing };
 
   RouteContext& context_;
+  const std::function<void()> known_;
   Presence presence_ = Presence::kNotAsked;
   std::shared_ptr<ScalarSum> ranks_here_;
   bool some_are_frozen_ = false;  // agreed: not all parameters have wanted a gradient yet, so more may

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/plan/agreement.h"
@@ -47,14 +48,16 @@ class Planning {
   bool Due() const;
   // Makes a plan, if one is due and no rank is missing. In force from the end of the step.
   void AgreeIfDue();
+  // A step in which all ranks took part has ended well: looks how many rows were gathered. Before EndStep().
+  void NoteRows();
   // The step is over, or abandoned.
   void EndStep(bool abandoned);
-  // As EndStep(), for a step that has ended well. objections: of routes that cannot go on.
+  // Of a route that cannot go on.
   struct Objection {
     Parameter* parameter;
     std::string reason;
   };
-  void NoteRows();
+  // A step has ended well. After EndStep().
   void FinishStep(const std::vector<Objection>& objections);
   // This rank calls hvd.join(), after which all go on together.
   void NoteJoin() { schedule_.Restart(); }

@@ -1,11 +1,9 @@
 #include "torch/session.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "torch/owners.h"
 #include "torch/routes/factors_route.h"
-#include "torch/routes/grad_place.h"
 #include "torch/routes/whole_route.h"
 #include "torch/status_error.h"
 
@@ -46,7 +44,8 @@ Session::Session(std::shared_ptr<Engine> engine, SessionOptions options)
       context_(mutex_, std::move(engine), options_),
       parameters_(MakeParameters(options_, this)),
       progress_(parameters_, [this]() POSEIDON_UNCHECKED { step_.OnFirstComplete(); }),
-      membership_(context_),
+      membership_(context_,
+                  [this]() POSEIDON_UNCHECKED { router_.ForEach([](Route& route) { route.OnMembership(); }); }),
       evidence_(context_, parameters_),
       router_(context_, parameters_),
       planning_({context_, parameters_, evidence_, router_, clock_, membership_}),

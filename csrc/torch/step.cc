@@ -102,19 +102,22 @@ void Step::FollowMembership(bool gradient_is_complete) {
   if (!context_.options.uneven_steps) return;
   if (gradient_is_complete && NeedsAllRanks()) membership_.Ask();
   membership_.Read();
-  if (membership_.Known()) router_.ForEach([](Route& route) { route.OnMembership(); });
+}
+
+void Step::WaitForRanks() {
+  if (context_.options.uneven_steps && (membership_.asked() || NeedsAllRanks())) membership_.Wait();
 }
 
 void Step::WaitForMembers() {
   membership_.AskWhoWants(parameters_);
   if (membership_.WantsDiffer()) planning_.TellDifference();
-  if (context_.options.uneven_steps && (membership_.asked() || NeedsAllRanks())) membership_.Wait();
+  WaitForRanks();
 }
 
 // In step 0, once: at the end of the first backward that completes a gradient, or in Synchronize().
 bool Step::MeetFirst() {
   if (planning_.met() || std::exchange(tried_to_meet_, true)) return planning_.met();
-  if (context_.options.uneven_steps && (membership_.asked() || NeedsAllRanks())) membership_.Wait();
+  WaitForRanks();
   if (!planning_.Meet()) return false;
   membership_.NoteMet();
   NoteWhoIsFrozen();

@@ -62,6 +62,7 @@ class Step {
  private:
   bool SomeWereCleared() const;
   bool NeedsAllRanks() const;
+  void WaitForRanks();
   void WaitForMembers();
   bool MeetFirst();
   void NoteWhoIsFrozen();

@@ -106,8 +106,7 @@ bool FactorsRoute::Send() {
 
 bool FactorsRoute::MayGather() {
   if (!context_.options.uneven_steps) return true;
-  Membership& membership = *context_.membership;
-  membership.Read();
+  const Membership& membership = *context_.membership;
   held_ = !membership.Known();
   if (membership.SomeRankIsMissing()) {
     ThrowIfError(layer_->MakeDense());

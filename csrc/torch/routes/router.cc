@@ -21,6 +21,7 @@ Router::Router(RouteContext& context, std::vector<Parameter>& parameters)
       sparse_(parameters.size()),
       dense_(parameters.size()) {
   LayOut(Plan{});
+  ChooseAll();
 }
 
 void Router::LayOut(const Plan& plan) {
@@ -55,7 +56,6 @@ void Router::LayOut(const Plan& plan) {
   for (Parameter& p : parameters_) {
     auto& route = dense_[p.index];
     if (!route) route = std::make_shared<WholeRoute>(context_, p, /*planned=*/false);
-    Choose(p);
   }
 }
 
@@ -67,8 +67,16 @@ void Router::Choose(Parameter& p) {
     p.route = route;
     break;
   }
-  context_.gathers = std::any_of(parameters_.begin(), parameters_.end(),
-                                 [](const Parameter& each) { return each.route && each.route->gathers(); });
+}
+
+void Router::ChooseAll() {
+  for (Parameter& p : parameters_) Choose(p);
+  NoteGathers();
+}
+
+void Router::NoteGathers() {
+  context_.gathers =
+      std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& each) { return each.route->gathers(); });
 }
 
 bool Router::HasOwnScheme(const Parameter& p) const {
@@ -88,6 +96,7 @@ void Router::GiveUp(Parameter& p) {
     scheme_[member->index] = nullptr;
     Choose(*member);
   }
+  NoteGathers();
 }
 
 void Router::Follow(const Plan& plan, const MergedProfile& merged) {
@@ -102,11 +111,7 @@ void Router::Follow(const Plan& plan, const MergedProfile& merged) {
     for (const Parameter* member : route->members()) scheme_[member->index] = route;
     own_[p.index] = plan.decisions[p.index].scheme;
   }
-  FollowSparse();
-}
-
-void Router::FollowSparse() {
-  for (Parameter& p : parameters_) Choose(p);
+  ChooseAll();
 }
 
 void Router::Abandon() {
@@ -120,7 +125,7 @@ void Router::Abandon() {
       route = successor;
     }
   }
-  for (Parameter& p : parameters_) Choose(p);
+  ChooseAll();
 }
 
 void Router::EndStep() {

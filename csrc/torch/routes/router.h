@@ -25,7 +25,7 @@ class Router {
   // Between steps: the scheme's route is given up, for all its members.
   void GiveUp(Parameter& parameter);
   // Ranks have agreed that the parameter's gradients are sparse, or that they are not.
-  void FollowSparse();
+  void FollowSparse() { ChooseAll(); }
   // The step is abandoned: every route that has something in flight gets a successor.
   void Abandon();
   void EndStep();
@@ -36,6 +36,8 @@ class Router {
  private:
   void LayOut(const Plan& plan);
   void Choose(Parameter& parameter);
+  void ChooseAll();
+  void NoteGathers();
 
   RouteContext& context_;
   std::vector<Parameter>& parameters_;
