@@ -1,7 +1,5 @@
 #include "core/engine/census.h"
 
-#include "core/model/cost_model.h"
-
 namespace poseidon {
 
 namespace {
@@ -16,20 +14,6 @@ void Census::SetHash(uint64_t hash) {
   ranks_and_sums_[0] = 1;
   ranks_and_sums_[1] = number;
   ranks_and_sums_[2] = number * number;
-}
-
-Status Census::Begin(Engine& engine) {
-  wire_.collectives = 1;
-  wire_.bytes_sent = AllreduceWireBytes(3, DType::kFloat64, size_);
-  Status status = engine.transport().Allreduce(name(), Buffer{ranks_and_sums_, {3}, DType::kFloat64},
-                                               Reduction{ReduceOp::kSum}, process_set_, engine.CompletionOf(*this));
-  if (!status.ok()) engine.CancelCompletion(*this);
-  return status;
-}
-
-Status Census::Advance(Engine&, Progress* progress) {
-  *progress = Progress::kDone;
-  return Status::OK();
 }
 
 }  // namespace poseidon

@@ -6,16 +6,14 @@
 #include <string>
 #include <utility>
 
-#include "core/base/status.h"
-#include "core/engine/engine.h"
-#include "core/engine/exchange.h"
+#include "core/engine/sum_exchange.h"
 
 namespace poseidon {
 
-class Census final : public Exchange {
+class Census final : public SumExchange {
  public:
   Census(std::string name, int process_set, int size)
-      : Exchange(std::move(name), Scheme::kAllreduce), process_set_(process_set), size_(size) {}
+      : SumExchange(std::move(name), process_set, size, ranks_and_sums_, 3) {}
 
   // This rank's set, by a hash. While not in flight.
   void SetHash(uint64_t hash);
@@ -25,14 +23,7 @@ class Census final : public Exchange {
   // No rank was in hvd.join().
   bool complete() const { return ranks_and_sums_[0] == size_; }
 
- protected:
-  Status Begin(Engine& engine) override;
-  Status Advance(Engine& engine, Progress* progress) override;
-  bool cheap_advance() const override { return true; }
-
  private:
-  const int process_set_;
-  const int size_;
   // One, a number made of the hash, and its square. Ranks times the sum of squares is the square of the sum if and only
   // if all numbers are equal.
   double ranks_and_sums_[3] = {};

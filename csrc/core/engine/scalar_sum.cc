@@ -4,18 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "core/model/cost_model.h"
-
 namespace poseidon {
-
-Status ScalarSum::Begin(Engine& engine) {
-  wire_.collectives = 1;
-  wire_.bytes_sent = AllreduceWireBytes(1, DType::kFloat64, size_);
-  Status status = engine.transport().Allreduce(name(), Buffer{&sum_, {1}, DType::kFloat64}, Reduction{ReduceOp::kSum},
-                                               process_set_, engine.CompletionOf(*this));
-  if (!status.ok()) engine.CancelCompletion(*this);
-  return status;
-}
 
 Status ScalarSum::Advance(Engine&, Progress* progress) {
   *progress = Progress::kDone;

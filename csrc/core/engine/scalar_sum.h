@@ -5,16 +5,13 @@
 #include <string>
 #include <utility>
 
-#include "core/base/status.h"
-#include "core/engine/engine.h"
-#include "core/engine/exchange.h"
+#include "core/engine/sum_exchange.h"
 
 namespace poseidon {
 
-class ScalarSum final : public Exchange {
+class ScalarSum final : public SumExchange {
  public:
-  ScalarSum(std::string name, int process_set, int size)
-      : Exchange(std::move(name), Scheme::kAllreduce), process_set_(process_set), size_(size) {}
+  ScalarSum(std::string name, int process_set, int size) : SumExchange(std::move(name), process_set, size, &sum_, 1) {}
 
   // This rank's part. While not in flight.
   void SetValue(double value) { sum_ = value; }
@@ -22,13 +19,9 @@ class ScalarSum final : public Exchange {
   double sum() const { return sum_; }
 
  protected:
-  Status Begin(Engine& engine) override;
   Status Advance(Engine& engine, Progress* progress) override;
-  bool cheap_advance() const override { return true; }
 
  private:
-  const int process_set_;
-  const int size_;
   double sum_ = 0;
 };
 
