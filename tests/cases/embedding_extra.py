@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import poseidon_hvd as hvd
-from cases.embedding import DENSE, ONE_STOP, ROWS, Table, Words, on
+from cases.embedding import DENSE, ONE_STOP, ROWS, Table, Words, on, plain_sgd
 from cases.linear import loss_of
 
 
@@ -257,7 +257,7 @@ def process_set_of_two(rank):
             on(lambda t: (3 + 4 * rank.rank,)),
             expect=ROWS,
             process_set=rank.subset,
-            optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+            optimizer=plain_sgd,
         )
 
 

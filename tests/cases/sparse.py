@@ -6,6 +6,7 @@ from harness.registry import BOTH, case
 from torch.nn import Embedding, EmbeddingBag, Linear, Module
 
 import poseidon_hvd as hvd
+from cases.embedding import plain_sgd
 from cases.linear import loss_of
 
 
@@ -21,6 +22,10 @@ class Words(Module):
 
 def run_words(m, t):
     loss_of(m(t.ids(10, 5, 3))).backward()
+
+
+def check_sparse(rank, run, **options):
+    return check(rank, lambda: Words(True), run, optimizer=plain_sgd, **options)
 
 
 @case
@@ -50,26 +55,15 @@ def padding_index(rank):
 @case(**BOTH)
 def sparse_embedding(rank):
     """The gradient stays sparse, repeated rows included. SGD with momentum takes no sparse gradients."""
-    runs = check(
-        rank,
-        lambda: Words(True),
-        run_words,
-        expect={"embed.weight": "row-sparse", "head.*": "sfb"},
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
-    )
+    runs = check_sparse(rank, run_words, expect={"embed.weight": "row-sparse", "head.*": "sfb"})
     assert runs.model.embed.weight.grad.is_sparse
 
 
 @case
 def sparse_embedding_under_policy_allreduce(rank):
     """Horovod's own way: indices and values gathered, not merged."""
-    runs = check(
-        rank,
-        lambda: Words(True),
-        run_words,
-        expect={"embed.weight": "sparse_allgather", "head.*": "allreduce"},
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
-        policy="allreduce",
+    runs = check_sparse(
+        rank, run_words, expect={"embed.weight": "sparse_allgather", "head.*": "allreduce"}, policy="allreduce"
     )
     assert runs.model.embed.weight.grad.is_sparse
 
@@ -80,26 +74,12 @@ def sparse_embedding_two_passes(rank):
         for salt in range(2):
             loss_of(m(t.ids(10, 5, 3, salt=salt))).backward()
 
-    check(
-        rank,
-        lambda: Words(True),
-        run,
-        expect={"head.*": "sfb"},
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
-        backward_passes_per_step=2,
-    )
+    check_sparse(rank, run, expect={"head.*": "sfb"}, backward_passes_per_step=2)
 
 
 @case(**BOTH)
 def sparse_embedding_op_sum(rank):
-    check(
-        rank,
-        lambda: Words(True),
-        run_words,
-        expect={"head.*": "sfb"},
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
-        op=rank.horovod.Sum,
-    )
+    check_sparse(rank, run_words, expect={"head.*": "sfb"}, op=rank.horovod.Sum)
 
 
 @case
@@ -112,14 +92,7 @@ def sparse_embedding_unused_on_one_rank(rank):
         else:
             run_words(m, t)
 
-    check(
-        rank,
-        lambda: Words(True),
-        run,
-        expect={"head.*": "sfb"},
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
-        horovod=False,
-    )
+    check_sparse(rank, run, expect={"head.*": "sfb"}, horovod=False)
 
 
 @case
@@ -130,14 +103,7 @@ def sparse_embedding_unused_in_the_profiling_step(rank):
         else:
             run_words(m, t)
 
-    check(
-        rank,
-        lambda: Words(True),
-        run,
-        expect={"head.*": "sfb"},
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
-        horovod=False,
-    )
+    check_sparse(rank, run, expect={"head.*": "sfb"}, horovod=False)
 
 
 @case
@@ -148,14 +114,7 @@ def sparse_embedding_unused_on_all_ranks(rank):
         else:
             run_words(m, t)
 
-    check(
-        rank,
-        lambda: Words(True),
-        run,
-        expect={"head.*": "sfb"},
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
-        horovod=False,
-    )
+    check_sparse(rank, run, expect={"head.*": "sfb"}, horovod=False)
 
 
 @case
@@ -168,27 +127,13 @@ def sparse_embedding_that_starts_after_the_plan(rank):
         else:
             run_words(m, t)
 
-    check(
-        rank,
-        lambda: Words(True),
-        run,
-        expect={"head.*": "sfb"},
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
-        horovod=False,
-    )
+    check_sparse(rank, run, expect={"head.*": "sfb"}, horovod=False)
 
 
 @case
 def sparse_as_dense(rank):
     """Dense on the wire; afterwards the gradient is sparse again, as in Horovod, because SparseAdam wants it so."""
-    runs = check(
-        rank,
-        lambda: Words(True),
-        run_words,
-        expect={"embed.weight": "allreduce", "head.*": "sfb"},
-        sparse_as_dense=True,
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
-    )
+    runs = check_sparse(rank, run_words, expect={"embed.weight": "allreduce", "head.*": "sfb"}, sparse_as_dense=True)
     assert runs.model.embed.weight.grad.is_sparse
 
 
@@ -200,26 +145,16 @@ def sparse_as_dense_unused_on_one_rank(rank):
         else:
             run_words(m, t)
 
-    check(
-        rank,
-        lambda: Words(True),
-        run,
-        expect={"embed.weight": "allreduce", "head.*": "sfb"},
-        sparse_as_dense=True,
-        horovod=False,
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
-    )
+    check_sparse(rank, run, expect={"embed.weight": "allreduce", "head.*": "sfb"}, sparse_as_dense=True, horovod=False)
 
 
 @case
 def sparse_with_fp16_compression(rank):
     """Plain Horovod raises AttributeError."""
-    check(
+    check_sparse(
         rank,
-        lambda: Words(True),
         run_words,
         expect={"head.*": "sfb"},
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
         horovod=False,
         compression=rank.horovod.Compression.fp16,
         floor=torch.finfo(torch.float16).eps,
@@ -238,11 +173,7 @@ def embedding_bag(rank):
             return self.head(self.bag(ids))
 
     check(
-        rank,
-        Model,
-        lambda m, t: loss_of(m(t.ids(10, 5, 3))).backward(),
-        expect={"head.*": "sfb"},
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+        rank, Model, lambda m, t: loss_of(m(t.ids(10, 5, 3))).backward(), expect={"head.*": "sfb"}, optimizer=plain_sgd
     )
 
 
