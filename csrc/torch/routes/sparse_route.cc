@@ -47,8 +47,10 @@ void SparseRoute::MakeSparse(Parameter& p) {
 }
 
 void SparseRoute::Flush(Parameter& p) {
+  const Membership& membership = *context_.membership;
+  if (context_.options.uneven_steps && !membership.Known()) return;  // synchronize() waits for that, and comes again
   MakeSparse(p);
-  sent_whole_ = context_.membership->SomeRankIsMissing();
+  sent_whole_ = membership.SomeRankIsMissing();
   if (sent_whole_) return whole_.Send();
   gathered_ = std::make_shared<Gathered>();
   // Not kept: it holds gathered_.
